@@ -228,6 +228,10 @@ class DriverUnavailable(Unavailable, code="driver_unavailable", http_status=503)
     """The session's driver is starting, or too busy to say what it has. Ask again: the session goes on."""
 
 
+class RunLives(Conflict, code="run_lives", http_status=409):
+    """The run has processes that live: only an ended one is removed."""
+
+
 class SessionInUse(Conflict, code="session_in_use"):
     """Another client is connected to the session."""
 
@@ -569,6 +573,7 @@ UnknownCommand = NotFound
 UnknownDevice = NotFound
 UnknownInjection = NotFound
 UnknownReplica = NotFound
+UnknownRun = NotFound
 UnknownSelection = Invalid
 UnknownTransport = Invalid
 UnsafeLink = Invalid

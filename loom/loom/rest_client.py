@@ -243,10 +243,10 @@ class Gateway:
             in_session: the only session whose replicas it is about.
         """
         asked = OPERATIONS[operation]
-        method, path, key = asked.route.method, asked.route.path, asked.route.key
+        method, path, key = asked.route.method, asked.route.full_path, asked.route.key
         given = {name: value for name, value in arguments.items() if value is not None}
         patience = takes(operation, given)
-        path = "/weaver/" + path.format_map({name: quoted(given.pop(name), name) for name in asked.route.named})
+        path = path.format_map({name: quoted(given.pop(name), name) for name in asked.route.named})
         about = {"user": as_user, "session": in_session}
         about = {name: value for name, value in about.items() if value is not None}
         if asked.result is str and not key:  # the response is plain text

@@ -1,4 +1,4 @@
-"""REST under ``/api/v1/weaver/``, and a session's replicas: a route for each of `loom.control.operations`.
+"""REST under ``/api/v1/weaver/`` and ``/api/v1/runs``: a route for each of `loom.control.operations`.
 
 The weaver's answers are passed on unchanged. The views that an operation names as its result describe them for
 OpenAPI and its readers.
@@ -53,7 +53,7 @@ class ErrorAnswer(BaseModel):
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    404: {"model": ErrorAnswer, "description": "There is no such replica, device or command."},
+    404: {"model": ErrorAnswer, "description": "There is no such replica, device, command or run."},
     422: {"model": ErrorAnswer, "description": "A parameter makes no sense."},
     503: {"model": ErrorAnswer, "description": "The weaver is away; it is started again by itself."},
 }
@@ -118,7 +118,7 @@ def weaver_routes(weaver: WeaverClient, access: AccessControl, changes: WeaverCh
 
     for operation in OPERATIONS.values():
         everyones = Reach.EVERYONE in operation.reach and not operation.reads()
-        add(operation, f"/weaver/{operation.route.shown_path}", _reported_of if everyones else _asked_of)
+        add(operation, operation.route.shown_path, _reported_of if everyones else _asked_of)
     add(GetReplicas, "/sessions/{name}/replicas", _of_session)
     add(GiveCommand, "/sessions/{name}/commands", _of_session)
     return router
@@ -134,7 +134,8 @@ def _add_route(router: APIRouter, operation: type[Operation], path: str, endpoin
         shown = {"response_class": PlainTextResponse}
         responses[200] = {"content": {"text/plain": {}}, "description": text}
     for name in _named(operation, path):
-        path = path.replace(f"{{{name}}}", f"{{{name}:path}}")  # a name may contain slashes
+        if name not in operation.of_runs and not (operation.of_runs and name == route.called):
+            path = path.replace(f"{{{name}}}", f"{{{name}:path}}")  # a name may contain slashes, a run's id none
     methods = [route.method]
     router.add_api_route(
         path, endpoint, methods=methods, name=operation.name, description=text, responses=responses, **shown

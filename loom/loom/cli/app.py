@@ -21,6 +21,7 @@ from loom.cli import (
     query_and_export,
     remote_exec,
     run,
+    runs,
     serve,
     sessions,
     status,
@@ -73,6 +74,7 @@ app.command()(dashboard.dashboard)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(token.app, name="token")
 app.add_typer(context.app, name="context")
+app.add_typer(runs.app, name="runs")
 app.command()(weaver.watch)
 app.add_typer(weaver.config_app, name="config")
 for command in weaver.COMMANDS:

@@ -7,12 +7,14 @@ imported without the other commands, because they take longer than what it does.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
@@ -23,6 +25,7 @@ import typer
 
 from loom.cli.output import say
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
+from loom.control.run_start import COMMAND_VARIABLE, START_VARIABLE, start_of_slurm
 from loom.errors import Conflict, Unavailable, WrongArguments
 from loom.instrument.training import (
     AUTO_VARIABLE,
@@ -41,6 +44,9 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 STARTS_WITHIN = 5.0
 """Seconds after which the command starts, whatever name server, keyring, gateway or weaver has not answered."""
+
+MAX_COMMAND = 16 << 10
+"""Characters of a command line that is told to the weaver: Linux bounds a variable to 128 KiB."""
 
 T = TypeVar("T")
 
@@ -69,6 +75,7 @@ def run(
         if weaver and _is_first(command):
             check_free(weaver, group, until)
         os.environ.update(environment(os.environ, weaver, group))
+        os.environ.update(start(os.environ, command))
         if weaver and not given:
             os.environ[FOUND_VARIABLE] = "1"
     become(command)
@@ -145,6 +152,17 @@ def environment(given: Mapping[str, str], weaver: str, group: str) -> dict[str, 
     path = os.pathsep.join([str(SITE), *before]) if any(before) else str(SITE)
     reports = {ADDRESS_VARIABLE: weaver} if weaver else {AUTO_VARIABLE: "1"}  # in which case they ask by themselves
     return {**reports, NAME_VARIABLE: group, "PYTHONPATH": path}
+
+
+def start(given: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
+    """Return the variables that tell the processes of a command to which start they belong.
+
+    A step of Slurm names its start by itself, alike on all nodes.
+    """
+    told = json.dumps(list(command))
+    named = START_VARIABLE in given or start_of_slurm(given) is not None
+    ids = {} if named else {START_VARIABLE: uuid.uuid4().hex[:12]}
+    return {**ids, COMMAND_VARIABLE: told} if len(told) <= MAX_COMMAND else ids
 
 
 def become(command: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ import msgpack
 
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
+from loom.control.run_start import START
 from loom.errors import ProtocolMismatch
 from loom.wire.length_prefix import LENGTH
 
@@ -43,7 +44,7 @@ MAX_OFFER_REASON = 500
 
 _LONGEST_BEAT = 3600.0
 
-_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits", "cohorts", "offers")
+_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits", "cohorts", "offers", "start")
 
 
 class Activity(str, Enum):
@@ -195,6 +196,8 @@ class ThreadletHello(Frame, kind="hello"):
     """The number of ranks of a job that its launcher has started again, of which this process is one; 0 if it has
     not."""
     offers: Offers = EVERYTHING_OFFERED
+    start: str | None = None
+    """Id of the start that the process belongs to, which is that of its run; None if nothing has given one."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -229,7 +232,9 @@ class ThreadletHello(Frame, kind="hello"):
             FaultRemoved.from_body([FaultRemoved.KIND, *one])
             for one in values("removed", fields.get("removed", {})).items()
         ]
-        replica = printable(fields, "replica")
+        replica, start = printable(fields, "replica"), optional_text(fields, "start")
+        if start is not None and not START.fullmatch(start):
+            raise ProtocolMismatch(f"start is an id of letters, digits, dots, - and _, not {start!r:.80}")
         return cls(
             key=_key(fields),
             replica=replica,
@@ -257,6 +262,7 @@ class ThreadletHello(Frame, kind="hello"):
             hears=fields.get("hears") is True,
             restarted=check_count("restarted", fields.get("restarted")) or 0,
             offers=Offers.from_body([Offers.KIND, *offers]),
+            start=start,
         )
 
 
@@ -335,6 +341,8 @@ class ThreadletWelcome(Frame, kind="welcome"):
     """True if the weaver takes `CohortPlace`."""
     offers: bool = False
     """True if the weaver takes `Offers`."""
+    start: bool = False
+    """True if the weaver takes `loom.control.run_start.StartFacts`, and has none of the process's run."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}

@@ -19,11 +19,13 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 from loom.control import arguments as check
 from loom.control.commands import CommandKind
 from loom.control.fault_kinds import MAX_DURATION
+from loom.control.frame import MAX_NAME
 from loom.control.latencies import BOUNDS
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
 from loom.weaver.device_failures import Action
+from loom.weaver.run_views import RunComparison, RunDetails, RunInfo
 from loom.weaver.views import (
     CommandState,
     DeviceInfo,
@@ -116,7 +118,7 @@ class Reach(Flag):
 
 
 class RestRoute(NamedTuple):
-    """The REST route of an operation, under ``/api/v1/weaver/``.
+    """The REST route of an operation, under ``/api/v1/weaver/``, or under ``/api/v1`` if it begins with a slash.
 
     Arguments that are not in the path are in the query of a GET, and else in the posted object.
     """
@@ -137,9 +139,14 @@ class RestRoute(NamedTuple):
     """OpenAPI's name of the argument ``id`` in the path."""
 
     @property
+    def full_path(self) -> str:
+        """The path under ``/api/v1``."""
+        return self.path if self.path.startswith("/") else f"/weaver/{self.path}"
+
+    @property
     def shown_path(self) -> str:
-        """The path as OpenAPI shows it."""
-        return self.path.replace("{id}", f"{{{self.called}}}") if self.called else self.path
+        """The path under ``/api/v1`` as OpenAPI shows it."""
+        return self.full_path.replace("{id}", f"{{{self.called}}}") if self.called else self.full_path
 
     @property
     def named(self) -> list[str]:
@@ -171,6 +178,7 @@ class Operation:
         result: the type of its result, as OpenAPI describes it.
         reach: who asks for it beside a user.
         about: the argument that names the one replica that it is about.
+        of_runs: the arguments that name the runs that it is about.
         gives: whether it gives a command, whose state is the result.
         waits: whether the weaver answers later than at once.
         storing: what its answer says of the disk; by default `Storing.NOTHING` for a GET, else `Storing.STORED`.
@@ -182,6 +190,7 @@ class Operation:
     result: ClassVar[Any]
     reach: ClassVar[Reach]
     about: ClassVar[str]
+    of_runs: ClassVar[tuple[str, ...]]
     gives: ClassVar[bool]
     waits: ClassVar[bool]
     storing: ClassVar[Storing]
@@ -196,13 +205,14 @@ class Operation:
         result: Any = None,
         reach: Reach = Reach.NONE,
         about: str = "",
+        of_runs: tuple[str, ...] = (),
         gives: bool = False,
         waits: bool = False,
         storing: Storing | None = None,
         large: bool = False,
     ) -> None:
         cls.name, cls.route, cls.result, cls.reach = name, route, result, reach
-        cls.about, cls.gives, cls.waits = about, gives, waits
+        cls.about, cls.of_runs, cls.gives, cls.waits = about, of_runs, gives, waits
         cls.storing = storing or (Storing.NOTHING if route.method in ("GET", "") else Storing.STORED)
         cls.large = large or typing.get_origin(result) is list
         (INTERNAL if route is INTERNAL_ROUTE else OPERATIONS)[name] = cls
@@ -671,6 +681,135 @@ class SetPolicy(
 
     def noted(self) -> tuple[str, Mapping[str, object]]:
         return "commanded", {"group": self.group, "action": str(self.action.value)}
+
+
+@dataclass(frozen=True)
+class GetRuns(Operation, name="runs", route=RestRoute("GET", "/runs", "runs"), result=list[RunInfo], reach=LISTED):
+    """Runs, the latest first, without what is large of their configurations and summaries."""
+
+    run: Name | None = None
+    """A name, an id, or a glob over both."""
+    state: Name | None = None
+    """``running``, or the state of an ended run."""
+    tag: Name | None = None
+    since: float | None = None
+    """Only those that began at this time or later, in seconds since the epoch."""
+    until: float | None = None
+    archived: bool = False
+    """True for the archived runs alone, which are left out otherwise."""
+    sort: Name = "-began"
+    """``began``, ``ended``, ``name``, ``state``, ``step``, ``summary.METRIC`` or ``config.KEY``; from large to
+    small with ``-`` in front. Runs without it come last."""
+    limit: Annotated[int, ArgumentBounds(ge=1, le=1000)] = 100
+
+
+@dataclass(frozen=True)
+class CompareRuns(
+    Operation,
+    name="compare_runs",
+    route=RestRoute("GET", "/runs/{run}/compare/{other}"),
+    result=RunComparison,
+    reach=SHOWN,
+    of_runs=("run", "other"),
+    large=True,
+):
+    """The differences of two runs: of starts, configurations and summaries, and of the metrics at a step."""
+
+    run: str
+    other: str
+    step: Count | None = None
+
+
+@dataclass(frozen=True)
+class GetRunHistory(
+    Operation,
+    name="run_history",
+    route=RestRoute("GET", "/runs/{run}/metrics/{metric}", "points", echo=("run", "metric")),
+    result=list[MetricPoint],
+    reach=SHOWN,
+    of_runs=("run",),
+):
+    """The history of a metric in a run, in the order of time. If it has more points than requested, it is averaged.
+
+    After a restart from a checkpoint, steps come again.
+    """
+
+    run: str
+    metric: str
+    replica: Name | None = None
+    """One of the run's replicas; by default the one with the lowest rank that has the metric."""
+    points: Annotated[int, ArgumentBounds(ge=1, le=20_000)] = 500
+
+
+@dataclass(frozen=True)
+class GetRun(
+    Operation,
+    name="run",
+    route=RestRoute("GET", "/runs/{id}", called="run"),
+    result=RunDetails,
+    reach=SHOWN,
+    of_runs=("id",),
+    large=True,
+):
+    """A run with its start, its ranks and its timeline. Of several runs with a name the latest is meant."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class NoteRun(
+    Operation, name="note_run", route=RestRoute("POST", "/runs/{run}/note"), result=RunInfo, of_runs=("run",)
+):
+    """Set the note of a run, in Markdown."""
+
+    run: str
+    text: Annotated[str, ArgumentBounds(max_length=32_768)] = ""
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"run": self.run[:MAX_NAME], "do": self.name}
+
+
+@dataclass(frozen=True)
+class TagRun(
+    Operation, name="tag_run", route=RestRoute("POST", "/runs/{run}/tags"), result=RunInfo, of_runs=("run",)
+):
+    """Add tags to a run, and remove others."""
+
+    run: str
+    add: Annotated[list[str], ArgumentBounds(max_length=32)] = field(default_factory=list)
+    remove: Annotated[list[str], ArgumentBounds(max_length=32)] = field(default_factory=list)
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"run": self.run[:MAX_NAME], "do": self.name}
+
+
+@dataclass(frozen=True)
+class ArchiveRun(
+    Operation, name="archive_run", route=RestRoute("POST", "/runs/{run}/archive"), result=RunInfo, of_runs=("run",)
+):
+    """Leave a run out of the list, or take it in again with ``back``."""
+
+    run: str
+    back: bool = False
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"run": self.run[:MAX_NAME], "do": self.name, "back": self.back}
+
+
+@dataclass(frozen=True)
+class RemoveRun(
+    Operation,
+    name="remove_run",
+    route=RestRoute("DELETE", "/runs/{run}", refusals={409: "It lives."}),
+    result=RunInfo,
+    of_runs=("run",),
+):
+    """Remove an ended run with its points."""
+
+    run: str
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"run": self.run[:MAX_NAME], "do": self.name}
 
 
 Procs = int | str | None

@@ -217,7 +217,8 @@ class WeaverLink:
     ``find`` returns the weaver's address if it is None, or another one later; None: it stays as it is.
     ``hello`` returns the first frame of each connection from the key, ``beat`` a heartbeat's step and phase;
     ``peers`` takes failures of peers; ``cohort`` looks for the process group, and is None if it is not to;
-    ``offers`` returns what the process refuses.
+    ``offers`` returns what the process refuses; ``tell_start`` begins to gather the facts of the start and to send
+    them.
     """
 
     def __init__(
@@ -232,6 +233,7 @@ class WeaverLink:
         peers: Callable[[PeerFailures], None],
         cohort: CohortMember | None = None,
         offers: Callable[[], Offers] = lambda: EVERYTHING_OFFERED,
+        tell_start: Callable[[], object] = lambda: None,
     ) -> None:
         self._address = address
         self._find = find
@@ -246,6 +248,7 @@ class WeaverLink:
         if cohort is not None:
             cohort.changed = self.beat_now
         self._offers = offers
+        self._tell_start = tell_start
         self._offered = EVERYTHING_OFFERED  # the ones that the connected weaver knows
         self._place: CohortPlace | None = None  # the place in a cohort that the connected weaver knows
         self.takes_cohorts = False
@@ -407,6 +410,8 @@ class WeaverLink:
         self.connected, self._takes_health = True, welcome.health
         self.takes_cohorts = welcome.cohorts
         self.welcomed.set()
+        if welcome.start:
+            self._tell_start()
         if welcome.health:
             self._frames.extend(self._failures.copy().values())
         for frame in rest:

@@ -45,6 +45,7 @@ from loom.control.commands import CommandKind
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.handshake import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
 from loom.control.reports import PeerFailure, PeerFailures, Phase, Registration, TimeAccount
+from loom.control.run_start import read_start
 from loom.devices import LocalDevice, own_devices
 from loom.errors import Conflict, WrongArguments, describe_error
 from loom.process.threads import keep_going
@@ -54,6 +55,7 @@ from loom.threadlet.command_applier import CommandApplier
 from loom.threadlet.inbox import AwaitedEffects, CommandInbox
 from loom.threadlet.link import WeaverLink
 from loom.threadlet.reporting import watch_devices
+from loom.threadlet.start_facts import own_start, tell
 from loom.threadlet.status_rows import plain
 from loom.threadlet.step import Step
 from loom.wire.plain import plain as as_sent
@@ -136,6 +138,8 @@ class Threadlet(CommandApplier):
         cohort: whether a process of torch.distributed's default process group takes commands with all of its ranks,
             at one step. False: it takes them by itself, for a program that agrees with its other ranks by its own
             means.
+        run: id of the start of a training, which all of its processes share, also those that take the place of dead
+            ones: they are one run. The default is ``LOOM_RUN_ID``, or the step of Slurm that the process is of.
 
     Raises:
         InvalidAddress: the weaver's address has another form.
@@ -154,6 +158,7 @@ class Threadlet(CommandApplier):
         respawns: bool | None = None,
         find_weaver: Callable[[], str] | None = None,
         cohort: bool = True,
+        run: str | None = None,
     ) -> None:
         text = weaver_address() if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
@@ -164,6 +169,7 @@ class Threadlet(CommandApplier):
             or f"{socket.gethostname()}-{os.getpid()}"
         )
         self.group = _name("group", os.environ.get("LOOM_GROUP") if group is None else group)
+        self._start = own_start() if run is None else read_start(as_sent(run, "run"))
         self.instance = uuid.uuid4().hex
         """Id of this process, to tell it from earlier processes with the replica's name."""
         self.devices = list(own_devices() if devices is None else devices)
@@ -191,6 +197,7 @@ class Threadlet(CommandApplier):
                 self._peers.receive,
                 self._cohort if cohort else None,
                 self.offers,
+                self._tell_start,
             )
             self._begin(self._link)
 
@@ -390,6 +397,7 @@ class Threadlet(CommandApplier):
             hears=True,
             restarted=_ranks_started_again(),
             offers=self.offers(),
+            start=self._start,
         )
 
     def _plain_config(self) -> dict[str, Any]:
@@ -398,6 +406,10 @@ class Threadlet(CommandApplier):
             _log.warning("the configuration is too large to be told: the weaver sees what changes of it")
             return {}
         return config
+
+    def _tell_start(self) -> None:
+        gpus = [device.type or device.uuid for device in self.devices if device.kind == "gpu"]
+        tell(self._send, socket.gethostname(), gpus)
 
     def _heartbeat(self) -> tuple[int | None, Phase]:
         return self._whole_step(), self._phase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,11 @@ class JobSpec:
         return JobSpec(**{**vars(self), "args": (), "kwargs": {}})
 
 
+def run_of(key: str) -> str:
+    """Return the id of a job's run in the weaver, from which nobody learns the job's key."""
+    return hashlib.sha256(f"the run of {key}".encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class Assignment:
     """The work of a group's processes, from the controller."""
@@ -99,3 +105,8 @@ class Assignment:
     restore: Restore
     key: str = field(repr=False)
     """By which the job's processes know each other."""
+
+    @property
+    def run(self) -> str:
+        """The id of the job's run in the weaver."""
+        return run_of(self.key)

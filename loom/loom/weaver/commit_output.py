@@ -59,6 +59,10 @@ class Outbox:
         peer.replica = None
         self.output.frames.append((peer, None))
 
+    def hurry(self) -> None:
+        """Note that a caller waits for the next commit."""
+        self.urgent = True
+
     def take(self) -> CommittedOutput:
         output, self.output, self.urgent = self.output, CommittedOutput(), False
         return output

@@ -18,10 +18,11 @@ from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_failures import DeviceReplicaMap, Policy
 from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.replicas import Cause, Replica
+from loom.weaver.runs.runs import Runs
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.storage.events import EventStore
-from loom.weaver.storage.history import COMMITS, MetricHistory
-from loom.weaver.storage.store import Commit, Store
+from loom.weaver.storage.history import AGAIN, COMMITS, MetricHistory
+from loom.weaver.storage.store import Commit, Store, origin, read_origin
 from loom.weaver.views import WeaverEvent
 
 MAX_REPLICAS = 20_000
@@ -63,6 +64,7 @@ class Registry:
         self.events = EventStore(store)
         self.history = MetricHistory(store)
         self.commands = Commands(store)
+        self.runs = Runs(store, self.history, self.commands, self.replicas)
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False
@@ -90,7 +92,9 @@ class Registry:
         """The ids of the replicas in each proc mesh, by session and mesh."""
         self._written = now  # when the last commit was, by the weaver's clock
         self._load()
+        self.runs.load()
         self._replay(now)
+        self.events.heard = self.runs.take
 
     def replica(self, id: str) -> Replica:
         """Return a replica by its id, or by its short name; see `named`."""
@@ -147,6 +151,7 @@ class Registry:
     def describe(self, replica: Replica, hello: ThreadletHello) -> None:
         self.set_description(replica, config=hello.config, handlers=hello.handlers)
         self._leave_procs(replica)
+        replica.origin = origin(hello.instance, self.history.label(replica.id))
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
         replica.mesh = hello.mesh
@@ -194,6 +199,7 @@ class Registry:
             replica.paused_at = replica.step
         elif after not in LIVING:
             self._ended[replica.id] = None
+        self.runs.moved(replica)
         self.save(replica)
         data = {"from": before.value, "why": cause.value, "cause": by, **(about or {})}
         return self.events.append(now, after.value, replica.id, **data).id
@@ -210,7 +216,7 @@ class Registry:
 
     def keep_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         """Write a replica's status reports, already applied to the replica and the history, into the journal."""
-        self.store.log([replica.id, replica.instance, reports])
+        self.store.log([replica.id, replica.origin, reports])
         if replica not in self._unsaved:
             self._unsaved[replica] = self.store.journal_id, now
         self.touch(replica)
@@ -287,34 +293,46 @@ class Registry:
                 break
             self._put(oldest[0])
         self.goodput.save(now)
+        self.runs.settle(now, self.events.last)
         # Without changes, one commit each second still writes due points and makes old history coarser.
-        if not (self.store.pending or self.events.pending or self._forgotten or now >= self._written + 1.0):
+        if not (
+            self.store.pending
+            or self.events.pending
+            or self._forgotten
+            or self.runs.pending
+            or now >= self._written + 1.0
+        ):
             return None, []
         self._written = now
         commit = self.store.begin()
         events = self.events.write(commit)
         for id in self._forgotten:
-            self.history.forget(commit, id)
+            self.history.forget(commit, id, lambda run: self.runs.get(run) is not None)
         self._forgotten.clear()
+        self.runs.write(commit)
         needed = self.history.write(commit, now)
         unsaved = next(iter(self._unsaved.values()), (needed, 0.0))[0]
         # The journal rows that are no longer needed.
-        commit.execute("DELETE FROM journal WHERE id < ?", min(needed, unsaved))
+        self.runs.needed = min(needed, unsaved)
+        commit.execute("DELETE FROM journal WHERE id < ?", self.runs.needed)
         return commit, events
 
     @property
     def settled(self) -> bool:
         """True if nothing happens here by itself: no replica lives, and everything is stored where it stays."""
         waits = self._changed or self._unsaved or self._forgotten or self.store.pending or self.events.pending
+        waits = waits or self.runs.pending
         lives = any(self.states[state] for state in LIVING)
         return not (waits or lives) and self.history.settled and self.goodput.settled
 
     def _put(self, replica: Replica) -> None:
         self._unsaved.pop(replica, None)
+        self.runs.save_summary(replica)
         stored = {**replica.to_dict(), "devices": self.devices.devices_of(replica.id)}
         self.store.put("replicas", replica.id, stored)
 
     def _forget(self, replica: Replica) -> None:
+        self.runs.forgotten(replica)
         del self.replicas[replica.id]
         del self._ended[replica.id]
         self.states[replica.state] -= 1
@@ -399,13 +417,15 @@ class Registry:
     def _replay(self, now: float) -> None:
         """Apply the status reports of the journal that are not stored elsewhere yet."""
         for row, entries in self.store.journal():
-            for id, instance, reports in entries:
-                replica = self.replicas.get(id)
-                if replica is None:
-                    continue
+            for id, of, reports in entries:
+                replica, (instance, label) = self.replicas.get(id), read_origin(of)
                 for report in reports:
                     seq, time, step, epoch, max_step, metrics, _, *about = report
-                    self.history.record_again(id, row, time, step, metrics)
+                    self.history.record_again(id, label, row, time, step, metrics)
+                    if replica is None:
+                        continue
+                    if label.partition(AGAIN)[0] == replica.run:
+                        self.runs.summarize(replica, step, metrics)
                     if replica.instance == instance and seq > replica.seq:
                         replica.seq, replica.reported = seq, time
                         replica.step = replica.step if step is None else step

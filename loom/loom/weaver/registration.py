@@ -18,6 +18,9 @@ from loom.weaver.replicas import Cause, Replica
 from loom.weaver.reports import Reports
 from loom.weaver.states import LIVING
 
+BEGINS_WITHIN = 60.0
+"""Seconds in which the processes of one start register, also if the weaver is killed meanwhile."""
+
 _CAUSES = {
     Activity.RUNNING: Cause.RESUMED,
     Activity.PAUSED: Cause.PAUSED,
@@ -39,6 +42,7 @@ class ThreadletRegistration:
         reports: Reports,
         peers: PeerNotices,
         liveness: Liveness,
+        started: float,
     ) -> None:
         self._known = known
         self._outbox = outbox
@@ -49,6 +53,7 @@ class ThreadletRegistration:
         self._reports = reports
         self._peers = peers
         self._liveness = liveness
+        self._started = started
 
     def register(self, peer: OutboxPeer, hello: ThreadletHello, now: float, session: str | None = None) -> None:
         """Register the replica of a threadlet whose key was checked, and is of one ``session`` if that is given.
@@ -72,7 +77,7 @@ class ThreadletRegistration:
             self._profiles.lost(replica)
         again = replica.instance == hello.instance
         event = self._enter(replica, peer, hello, again, now)
-        self._welcome(replica)
+        self._welcome(replica, now)
         if again:
             self._peers.tell_again(replica)
         for injection, evidence in hello.removed.items():
@@ -89,6 +94,19 @@ class ThreadletRegistration:
     def _silence(self) -> float:
         """Seconds after which a process of which nothing is heard may be dead."""
         return self._timing.beat * self._timing.missed_beats
+
+    def _is_there(self, replica: Replica, hello: ThreadletHello, now: float) -> bool:
+        """Return whether a replica lives and was heard lately.
+
+        A process whose start has no id takes one for it, too, that registered just before the weaver was started
+        again and could not reconnect yet: they may be of the same start.
+        """
+        if replica.state not in LIVING:
+            return False
+        if replica.heard == 0.0:  # it has not come back since the weaver was started
+            begins = hello.start is None and replica.registered > self._started - BEGINS_WITHIN
+            return begins and now < self._started + self._timing.restart_grace
+        return now - replica.heard < self._silence
 
     def _answer_whether_living(self, peer: OutboxPeer, group: str, now: float) -> None:
         living = [
@@ -118,6 +136,7 @@ class ThreadletRegistration:
 
     def _enter(self, replica: Replica, peer: OutboxPeer, hello: ThreadletHello, again: bool, now: float) -> int:
         """Enter a process as a replica, or the same process ``again``; return the id of the event of that."""
+        self._known.runs.assign(replica, hello, again, now, lambda one: self._is_there(one, hello, now))
         if not again:
             self._dispatcher.overrides.keep(replica, hello)
             since = replica.begin_instance(hello.instance, now)
@@ -148,7 +167,7 @@ class ThreadletRegistration:
             replica.take_step(hello.step, now, now)
         return event.id
 
-    def _welcome(self, replica: Replica) -> None:
+    def _welcome(self, replica: Replica, now: float) -> None:
         self._outbox.send(
             replica,
             ThreadletWelcome(
@@ -163,5 +182,6 @@ class ThreadletRegistration:
                 exits=True,
                 cohorts=True,
                 offers=True,
+                start=self._known.runs.wants_facts(replica, now),
             ),
         )

@@ -151,6 +151,7 @@ class Replica:
     respawns: bool = False
     cohort: Mapping[str, Any] | None = None
     not_offered: Mapping[str, str] = field(default_factory=dict)
+    run: str | None = None
 
     kept: KeptValues | None = None
     """Values of the process before, which this one gets; stored, and shown to nobody."""
@@ -183,6 +184,12 @@ class Replica:
     """True if its program may take configuration keys without handlers."""
     restored: KeptValues | None = None
     """The values of the process before that this one was given."""
+    began_again: bool = False
+    """True if its process has the place of an earlier one in its run."""
+    leads: bool = False
+    """True if it has the lowest rank of its group in its run."""
+    origin: str = ""
+    """What the journal says of its process and of its run, with each report."""
     tells_offers: bool = False
     """True once the replica has refused a command or a key beforehand, so that those who show it are told."""
     joined: float = -math.inf

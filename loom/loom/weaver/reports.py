@@ -122,6 +122,7 @@ class Reports:
 
     def _take_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         record, row, id = self._known.history.record, self._known.journal_id, replica.id
+        summarize = self._known.runs.summarize
         for report in reports:
             seq, time, step, epoch, max_step, metrics, config, *about = report
             if type(seq) is not int or seq >= MAX_COUNT:
@@ -141,6 +142,8 @@ class Reports:
             if metrics:
                 record(id, row, time, step, metrics)
                 replica.metrics.update(metrics)
+                if replica.leads:
+                    summarize(replica, step, metrics)
             if config:
                 self._report_config(replica, config, now)
             if about:

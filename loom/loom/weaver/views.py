@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from loom.control.commands import Acknowledgement
 from loom.weaver.states import DeviceState, ReplicaEnding, ReplicaState
 
-V = TypeVar("V", bound="_View")
+V = TypeVar("V", bound="View")
 C = TypeVar("C", bound="CommandState")
 
 
-class _View:
+class View:
     """A JSON object. Fields that only a newer weaver knows are ignored."""
 
     # For pydantic, with which the gateway describes REST: fields with a default here are always present in JSON.
@@ -37,7 +37,7 @@ class _View:
 
 def to_json(result: Any) -> Any:
     """Return the result of an operation as JSON has it, if it is a view or a list of views."""
-    if isinstance(result, _View):
+    if isinstance(result, View):
         return result.to_body()
     return [to_json(one) for one in result] if isinstance(result, list) else result
 
@@ -64,7 +64,7 @@ class MetricPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeaverStatus(_View):
+class WeaverStatus(View):
     """The weaver at a glance."""
 
     weaver: str
@@ -88,7 +88,7 @@ class WeaverStatus(_View):
 
 
 @dataclass(frozen=True)
-class ProfileInfo(_View):
+class ProfileInfo(View):
     """A profile of a replica: samples of its busy threads' stacks; for some ``folded`` had no room."""
 
     replica: str
@@ -101,7 +101,7 @@ class ProfileInfo(_View):
 
 
 @dataclass(frozen=True)
-class ReplicaInfo(_View):
+class ReplicaInfo(View):
     """A training process. Times are seconds since the epoch."""
 
     id: str
@@ -165,6 +165,8 @@ class ReplicaInfo(_View):
     """Number of the replica's last status report."""
     links: Mapping[str, str] = field(default_factory=dict)
     """Addresses of the replica's run in trackers, by the tracker's name."""
+    run: str | None = None
+    """Id of the run that the replica's process is of."""
     user: str = ""
     """The user that the replica belongs to."""
 
@@ -198,7 +200,7 @@ CHANGING_FIELDS = ("state", "step", "epoch", "max_step", "metrics", "phase", "re
 
 
 @dataclass(frozen=True)
-class DeviceInfo(_View):
+class DeviceInfo(View):
     """A GPU, or the CPU slot of a host that has none."""
 
     uuid: str
@@ -228,7 +230,7 @@ class DeviceInfo(_View):
 
 
 @dataclass(frozen=True)
-class WeaverEvent(_View):
+class WeaverEvent(View):
     """Something that happened. In JSON the items of ``data`` are fields next to the others."""
 
     id: int
@@ -259,7 +261,7 @@ class WeaverEvent(_View):
 
 
 @dataclass(frozen=True)
-class CommandState(_View):
+class CommandState(View):
     """A command that was given, and the replicas' acknowledgements."""
 
     id: str
@@ -288,7 +290,7 @@ class InjectionState(CommandState):
 
 
 @dataclass(frozen=True)
-class NewPoints(_View):
+class NewPoints(View):
     """The points of a replica's metrics after a cursor."""
 
     metrics: Mapping[str, tuple[MetricPoint, ...]]
@@ -310,7 +312,7 @@ class NewPoints(_View):
 
 
 @dataclass(frozen=True)
-class QueryResult(_View):
+class QueryResult(View):
     """The result of a query. Values are numbers, texts and None; a blob is the text of its hexadecimal digits."""
 
     columns: tuple[str, ...]
@@ -320,7 +322,7 @@ class QueryResult(_View):
 
 
 @dataclass(frozen=True)
-class FaultRecord(_View):
+class FaultRecord(View):
     """The death of a process, and its cost. Times are seconds since the epoch."""
 
     replica: str
@@ -356,7 +358,7 @@ class FaultRecord(_View):
 
 
 @dataclass(frozen=True)
-class CoursePoint(_View):
+class CoursePoint(View):
     """The sums of a job at a time."""
 
     time: float
@@ -365,7 +367,7 @@ class CoursePoint(_View):
 
 
 @dataclass(frozen=True)
-class GoodputRecord(_View):
+class GoodputRecord(View):
     """The share of a job's time that was spent on steps that count.
 
     A second of it is a second of one of its replicas.

@@ -19,6 +19,7 @@ from loom.control.operations import ReportEnded, ReportSpawned
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
 from loom.control.reports import DeviceFailed, FailureNoted, Stack
+from loom.control.run_start import StartFacts
 from loom.errors import ProtocolMismatch
 from loom.weaver.commit_output import CommittedOutput, Outbox, OutboxPeer
 from loom.weaver.dispatcher import CommandDispatcher
@@ -75,12 +76,14 @@ class Weaver:
             self.reports,
             self._peers,
             self._liveness,
+            now,
         )
         takers: dict[type[Frame], Taker] = {
             **self.reports.takers,
             Acknowledged: self.dispatcher.take,
             CohortPlace: self.dispatcher.join,
             DeviceFailed: self._device_failed,
+            StartFacts: known.runs.take_facts,
             Stack: self.stacks.take_from,
             Profile: self.profiles.take_from,
             Bye: self._bye,

@@ -23,6 +23,7 @@ from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WeaverUnavai
 from loom.rest_client import Gateway, Route, TokenSource
 from loom.wire.bodies import AskWeaver
 from loom_proxy.weaver.methods import WeaverMethods
+from loom_proxy.weaver.runs import TrainingRuns
 
 if TYPE_CHECKING:
     from loom_proxy.session.calls import Calls
@@ -190,3 +191,42 @@ def _ask(operation: str, arguments: Mapping[str, Any], timeout: float) -> Any:
     if code is not None:
         raise error_for_code(code, answer)
     return answer
+
+
+def runs(
+    run: str | None = None,
+    *,
+    url: str | None = None,
+    token: TokenSource = None,
+    user: str | None = None,
+    state: str | None = None,
+    tag: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    archived: bool = False,
+    sort: str = "-began",
+    limit: int = 100,
+) -> TrainingRuns:
+    """Return the runs of your trainings, the latest first.
+
+    Args:
+        run: a name, an id, or a glob over both.
+        url: the gateway; by default ``LOOM_URL``, the current context or a running `loom up`.
+        token: the token to show to it; by default that of the context.
+        user: another user, or ``"*"`` for everyone's; for admins.
+        state: ``running``, or the state of ended runs, such as ``completed`` or ``crashed``.
+        tag: only runs with this tag.
+        since, until: only runs that began between these times, in seconds since the epoch.
+        archived: whether the archived runs are meant, in place of the others.
+        sort: ``began``, ``ended``, ``name``, ``state``, ``step``, ``summary.METRIC`` or ``config.KEY``; from large
+            to small with ``-`` in front.
+        limit: number of runs, at most 1,000.
+    """
+    from loom_proxy.contexts import choose_gateway
+
+    to = choose_gateway(url, token)
+    weaver = WeaverProxy(to.url, to.token, to.ca, insecure=to.insecure, user=user)
+    with to.explained():
+        return weaver.runs(
+            run, state=state, tag=tag, since=since, until=until, archived=archived, sort=sort, limit=limit
+        )

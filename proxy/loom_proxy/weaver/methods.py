@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loom.control.operations import Ask
 from loom.control.profiles import DEFAULT_SECONDS
 from loom.errors import LoomError, WrongArguments
+from loom.weaver.run_views import RunDetails, RunInfo
 from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,
@@ -26,6 +27,7 @@ from loom.weaver.views import (
 )
 from loom.wire.plain import number, plain, shortened
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
+from loom_proxy.weaver.runs import TrainingRun, TrainingRuns
 from loom_proxy.weaver.watch import WeaverFeed
 
 if TYPE_CHECKING:
@@ -506,6 +508,38 @@ class WeaverMethods:
 
         threading.Thread(target=call, name="loom-respawn", daemon=True).start()
         return removed.set
+
+    def runs(
+        self,
+        run: str | None = None,
+        *,
+        state: str | None = None,
+        tag: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        archived: bool = False,
+        sort: str = "-began",
+        limit: int = 100,
+    ) -> TrainingRuns:
+        """Return runs of trainings, the latest first; the arguments are those of `loom.runs`."""
+        wanted = {
+            "run": run,
+            "state": state,
+            "tag": tag,
+            "since": since,
+            "until": until,
+            "archived": archived or None,
+        }
+        found = self._ask("runs", **wanted, sort=sort, limit=limit)
+        return TrainingRuns(TrainingRun(self._ask, RunInfo.from_body(one)) for one in found)
+
+    def run(self, run: str) -> TrainingRun:
+        """Return a run by its id, the beginning of its id, or its name: then the latest one.
+
+        Raises:
+            UnknownRun: there is none.
+        """
+        return TrainingRun(self._ask, RunDetails.from_body(self._ask("run", id=run)))
 
 
 def _params(params: Mapping[str, Any] | None) -> dict[str, Any]:

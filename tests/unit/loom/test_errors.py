@@ -75,6 +75,7 @@ RateLimited             rate_limited            429 1
 ReadOnlySession         read_only_session       500 1 PermissionError OSError
 RemoteException         remote_exception        500 1
 ReplicaTaken            replica_taken           500 1
+RunLives                run_lives               409 1
 RunNameTaken            run_name_taken          500 1 ValueError
 ScopeError              scope                   403 6 PermissionError OSError
 ServiceUnreachable      service_unreachable     500 1 ConnectionError OSError
@@ -98,6 +99,7 @@ UnknownContext          unknown_context         500 9 KeyError LookupError
 UnknownDevice           unknown_device          404 9 KeyError LookupError
 UnknownInjection        unknown_injection       404 9 KeyError LookupError
 UnknownReplica          unknown_replica         404 9 KeyError LookupError
+UnknownRun              unknown_run             404 9 KeyError LookupError
 UnknownSelection        unknown_selection       500 1 ValueError
 UnknownSession          unknown_session         404 8 KeyError LookupError
 UnknownToken            unknown_token           500 1 KeyError LookupError

@@ -22,7 +22,7 @@ from loom.train.controller.lighthouse import Support
 from loom.train.controller.replica_slots import ReplicaSlots
 from loom.train.controller.summaries import GroupStatus, JobStatus, JobSummary
 from loom.train.settings import Ending
-from loom.train.spec import JobSpec
+from loom.train.spec import JobSpec, run_of
 
 _log = logging.getLogger("loom")
 
@@ -71,7 +71,11 @@ class Controller:
         began = time.monotonic()
         try:
             with Threadlet(
-                f"{job.name}_job", group=f"{job.name}_jobs", weaver=self._session.weaver_address(), devices=()
+                f"{job.name}_job",
+                group=f"{job.name}_jobs",
+                weaver=self._session.weaver_address(),
+                devices=(),
+                run=run_of(self._support.key),
             ) as threadlet:
                 self._claim_name(threadlet)
                 threadlet.handler("groups")(self._slots.resize)

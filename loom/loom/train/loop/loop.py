@@ -236,11 +236,24 @@ class TrainingLoop:
         replica, job = self._assignment.replica, self._assignment.job
         if self._rank > 0:
             name, group = f"{replica}.{self._rank}", f"{job.name}.members"
-            threadlet = Threadlet(name, group=group, injectable=job.injectable, respawns=True, cohort=False)
+            threadlet = Threadlet(
+                name,
+                group=group,
+                injectable=job.injectable,
+                respawns=True,
+                cohort=False,
+                run=self._assignment.run,
+            )
         else:
             config = dataclasses.asdict(job.config)
             threadlet = Threadlet(
-                replica, group=job.name, config=config, injectable=job.injectable, respawns=True, cohort=False
+                replica,
+                group=job.name,
+                config=config,
+                injectable=job.injectable,
+                respawns=True,
+                cohort=False,
+                run=self._assignment.run,
             )
             self._config.register(threadlet)
 

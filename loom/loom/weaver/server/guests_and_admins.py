@@ -19,6 +19,7 @@ from loom.errors import Denied, NotFound, WrongArguments
 from loom.weaver.commands import unknown_command
 from loom.weaver.persistent_state import named
 from loom.weaver.replicas import Replica
+from loom.weaver.runs.catalog import Catalog
 from loom.weaver.states import LIVING
 from loom.weaver.views import DeviceInfo, GoodputRecord, WeaverEvent, WeaverStatus, few, to_json
 from loom.weaver.weaver import Weaver
@@ -59,9 +60,12 @@ class Guest:
 
     Args:
         do: does an operation on all replicas of the user.
+        catalog: the user's runs.
     """
 
-    def __init__(self, session: str, weaver: Weaver, do: Callable[[Operation, Asker], Any]) -> None:
+    def __init__(
+        self, session: str, weaver: Weaver, do: Callable[[Operation, Asker], Any], catalog: Catalog
+    ) -> None:
         self._session = session
         self._known = weaver.known
         self._do = do
@@ -73,6 +77,7 @@ class Guest:
             operations.GetDevices: self._devices,
             operations.GetEvents: self._events,
             operations.GetGoodput: self._goodput,
+            operations.GetRuns: lambda asked, asker: catalog.listed(asked, session),
             operations.GiveCommand: self._command,
             operations.GetCommand: self._command_state,
         }
@@ -87,6 +92,9 @@ class Guest:
         asked, asker = found.read(arguments), Asker.read(arguments)
         if found.about:
             return self._do(self._about_own(asked, found.about), asker)
+        if found.of_runs:
+            runs = {name: self._known.runs.find(getattr(asked, name), self._session).id for name in found.of_runs}
+            return self._do(replace(asked, **runs), asker)  # type: ignore[type-var]
         return self._narrowed[found](asked, asker)
 
     @property

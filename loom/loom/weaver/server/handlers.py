@@ -26,6 +26,7 @@ from loom.errors import Denied, LimitReached, LoomError, Unavailable, WrongArgum
 from loom.weaver.commands import GivenCommand, select
 from loom.weaver.commit_output import CommittedOutput
 from loom.weaver.replicas import Replica
+from loom.weaver.runs.catalog import Catalog
 from loom.weaver.server.guests_and_admins import Asker, Guest
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.storage.query import run_query
@@ -185,6 +186,8 @@ class RequestHandler:
             operations.GetReplicasIn: self._replicas_in,
             operations.DoInSession: self._in_session,
         }
+        self.catalog = Catalog(user, self._known.runs, self._known.history, weaver.outbox.hurry)
+        self._handlers |= self.catalog.handlers
 
     def do(self, asked: Operation, asker: Asker = Asker()) -> Any:  # noqa: B008 - it is frozen
         """Do an operation and return its result; the result of one that waits has to be awaited."""
@@ -247,7 +250,7 @@ class RequestHandler:
 
     def _in_session(self, asked: operations.DoInSession, asker: Asker, now: float) -> Any:
         """Do an operation on the replicas of one session only."""
-        return Guest(asked.session, self._weaver, self.do).answer(asked.do, asked.arguments)
+        return Guest(asked.session, self._weaver, self.do, self.catalog).answer(asked.do, asked.arguments)
 
     def _status(self, now: float) -> WeaverStatus:
         undurable = self._weaver.undurable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,8 @@ class EventStore:
         (goes_back,) = db.execute(f"SELECT EXISTS (SELECT 1 FROM ({times}) WHERE time < before)").fetchone()
         self._grows = not goes_back  # whether times grow with ids
         self._newest = self._time(self.last)
+        self.heard: Callable[[WeaverEvent], object] = lambda event: None
+        """Called with each new event."""
         self._new: list[WeaverEvent] = []
         self._amended: dict[int, WeaverEvent] = {}
         self._written: list[WeaverEvent] = []
@@ -45,6 +47,7 @@ class EventStore:
         self._newest = time
         event = WeaverEvent(self.last, time, kind, replica, data)
         self._new.append(event)
+        self.heard(event)
         return event
 
     def amend(self, id: int, **data: Any) -> WeaverEvent | None:

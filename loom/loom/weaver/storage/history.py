@@ -3,6 +3,8 @@
 Points are kept as they come for a while, then as means over longer and longer times; the oldest go when there are
 too many. They lie in the store in chunks of up to 128, so that a read of a metric's history touches few rows. The
 points of a chunk that is not full are in memory and in the store's journal.
+
+A metric of a replica has a series for each run that the replica was in, so that no mean mixes two runs.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 import sqlite3
 from array import array
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +36,10 @@ _POINT = 3  # time, step, value: three doubles
 _POINT_BYTES = 8 * _POINT
 
 _Row = tuple[int, int, int, float, float, bytes]
+
+
+AGAIN = "\x1f"
+"""What separates a run's id from the number in the label of a segment."""
 
 
 class HistoryLevel(NamedTuple):
@@ -76,6 +82,18 @@ class _Series:
         """Bytes of that chunk in that row."""
 
 
+class _Segment(NamedTuple):
+    """The series of a replica while it was in one run."""
+
+    label: str
+    """The run's id, empty for none; with a number behind it if the replica had been in other runs meanwhile."""
+    metrics: dict[str, _Series]
+
+    @property
+    def run(self) -> str:
+        return self.label.partition(AGAIN)[0]
+
+
 class MetricHistory:
     """The points of metrics, in the store's file.
 
@@ -97,7 +115,8 @@ class MetricHistory:
         self._levels = tuple(levels)
         self._max_bytes = max_bytes
         self._write_after = write_after
-        self._series: dict[str, dict[str, _Series]] = {}
+        self._segments: dict[str, list[_Segment]] = {}
+        """The segments of each replica; the last one gets its points."""
         (next_chunk,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM chunks").fetchone()
         self._chunk_ids = itertools.count(next_chunk)
         (self._next_series,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM series").fetchone()
@@ -106,9 +125,18 @@ class MetricHistory:
         totals = Counter(dict(db.execute("SELECT series, points FROM aged")))
         whole = "SELECT series, SUM(LENGTH(data)) FROM chunks WHERE level = 0 GROUP BY series"
         totals.update({series: size // _POINT_BYTES for series, size in db.execute(whole)})
-        for id, replica, metric, upto in db.execute("SELECT id, replica, metric, upto FROM series ORDER BY id"):
-            self._series.setdefault(replica, {})[metric] = _Series(id, upto, totals[id])
+        rows = db.execute(
+            "SELECT id, replica, metric, upto, COALESCE(run, '') FROM series LEFT JOIN runs_of_series "
+            "ON series = id ORDER BY id"
+        )
+        for id, replica, metric, upto, label in rows:
+            segments = self._segments.setdefault(replica, [])
+            if not segments or segments[-1].label != label:
+                segments.append(_Segment(label, {}))
+            segments[-1].metrics[metric] = _Series(id, upto, totals[id])
         self._new_series: list[tuple[int, str, str, int]] = []
+        self._new_in_runs: list[tuple[int, str]] = []
+        """The run of each new series that is of one."""
         self._full: dict[_Series, list[_Row]] = {}
         """The rows of full chunks that wait for a commit, the first one first."""
         self._written: dict[_Series, list[_Row]] = {}
@@ -131,21 +159,51 @@ class MetricHistory:
         """True if every point is in a chunk that is written."""
         return not (self._unwritten or self._full or self._new_series)
 
-    def metrics(self, replica: str) -> list[str]:
-        return sorted(self._series.get(replica, ()))
+    def metrics(self, replica: str, run: str | None = None) -> list[str]:
+        """Return the names of a replica's metrics, of one run if that is given."""
+        there = (one for one in self._segments.get(replica, ()) if run in (None, one.run))
+        return sorted({metric for one in there for metric in one.metrics})
+
+    def replicas_in(self, run: str) -> list[str]:
+        """Return the replicas that have points of a run."""
+        return [id for id, segments in self._segments.items() if any(one.run == run for one in segments)]
+
+    def enter(self, replica: str, run: str) -> None:
+        """Let the next points of a replica be those of a run."""
+        segments = self._segments.setdefault(replica, [])
+        if segments and not segments[-1].metrics:
+            segments.pop()
+        if not segments or segments[-1].run != run:
+            before = sum(one.run == run for one in segments)
+            segments.append(_Segment(f"{run}{AGAIN}{before}" if before else run, {}))
+
+    def label(self, replica: str) -> str:
+        """Return the label that a replica's points have now, for `record_again`."""
+        segments = self._segments.get(replica)
+        return segments[-1].label if segments else ""
 
     def record(
-        self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
+        self,
+        replica: str,
+        journal_id: int,
+        time: float,
+        step: int | None,
+        metrics: Mapping[str, float],
+        segment: _Segment | None = None,
     ) -> None:
         """Take the metrics of a status report that is, or will be, in a row of the journal."""
-        known = self._series.get(replica)
-        if known is None:
-            known = self._series[replica] = {}
+        if segment is None:
+            segments = self._segments.get(replica)
+            if not segments:
+                self.enter(replica, "")
+                segments = self._segments[replica]
+            segment = segments[-1]
+        known = segment.metrics
         at = math.nan if step is None else step
         for name, value in metrics.items():
             series = known.get(name)
             if series is None:
-                series = self._begin(replica, known, name, journal_id)
+                series = self._begin(replica, segment, name, journal_id)
             points = series.open
             try:
                 points.extend((time, at, value))
@@ -159,22 +217,45 @@ class MetricHistory:
                 series.begin_chunk()
 
     def record_again(
-        self, replica: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
+        self, replica: str, label: str, journal_id: int, time: float, step: int | None, metrics: Mapping[str, float]
     ) -> None:
         """Take a status report from the journal, except the metrics that had been written when the weaver ended."""
-        known = self._series.get(replica, {})
+        segments = self._segments.get(replica, ())
+        segment = next((one for one in segments if one.label == label), None)
+        if segment is None:  # its run was removed
+            return
+        known = segment.metrics
         left = {
             name: value for name, value in metrics.items() if name not in known or known[name].upto < journal_id
         }
-        self.record(replica, journal_id, time, step, left)
+        self.record(replica, journal_id, time, step, left, segment)
 
     def between(
-        self, replica: str, metric: str, since: float = -math.inf, until: float = math.inf, points: int = 500
+        self,
+        replica: str,
+        metric: str,
+        since: float = -math.inf,
+        until: float = math.inf,
+        points: int = 500,
+        run: str | None = None,
     ) -> list[tuple[float, int | None, float]]:
-        """Return a metric's history between two times, as means if it has more than ``points`` points."""
-        series = self._series.get(replica, {}).get(metric)
-        if series is None:
-            return []
+        """Return a metric's history between two times, as means if it has more than ``points`` points.
+
+        Args:
+            run: the only run whose points are wanted.
+        """
+        found = array("d")
+        for segment in self._segments.get(replica, ()):
+            if metric in segment.metrics and run in (None, segment.run):
+                found += self._of_series(segment.metrics[metric], since, until)
+        times = found[::_POINT]
+        chosen = [place for place, time in enumerate(times) if since <= time <= until]
+        chosen.sort(key=times.__getitem__)
+        every = max(1, -(-len(chosen) // max(1, points)))
+        return [_mean(found, chosen[start : start + every]) for start in range(0, len(chosen), every)]
+
+    def _of_series(self, series: _Series, since: float, until: float) -> array[float]:
+        """Return the points of a series, as far as their chunks reach into a time."""
         found = array("d")
         full = [*self._written.get(series, ()), *self._full.get(series, ())]
         # Memory has all points of these chunks; their rows may have some of them already.
@@ -188,11 +269,7 @@ class MetricHistory:
         for row in full:
             found.frombytes(row[-1])
         found += series.open
-        times = found[::_POINT]
-        chosen = [place for place, time in enumerate(times) if since <= time <= until]
-        chosen.sort(key=times.__getitem__)
-        every = max(1, -(-len(chosen) // max(1, points)))
-        return [_mean(found, chosen[start : start + every]) for start in range(0, len(chosen), every)]
+        return found
 
     def after(
         self, replica: str, cursor: str, since: float = -math.inf, limit: int = 5000
@@ -205,27 +282,48 @@ class MetricHistory:
         Args:
             cursor: that of the answer before; empty to begin with the oldest points. It has for each series
                 ``SERIES:POINTS``, its id and how many of its points are passed, with commas between them.
+                ``0:SERIES`` stands for the series of former runs up to an id that are not named: they are passed.
             limit: points in one answer, about.
         """
-        known = self._series.get(replica, {})
         passed = dict(_read_cursor(cursor))
-        passed = {one.id: passed.get(one.id, 0) for one in known.values()}
+        former = passed.get(0, 0)
+        known = [(metric, one, ends) for metric, one, ends in self._all(replica) if _follows(one, ends, passed)]
         # The count of a series that was forgotten, or of another store, may be above what there is.
-        passed = {one.id: passed[one.id] if passed[one.id] <= one.total else 0 for one in known.values()}
-        news = {metric: one for metric, one in known.items() if passed[one.id] < one.total}
+        counts = {one: passed.get(one.id, 0) for _, one, _ in known}
+        counts = {one: count if count <= one.total else 0 for one, count in counts.items()}
+        news = [(metric, one) for metric, one, _ in known if counts[one] < one.total]
         most = max(1, limit // max(1, len(news)))
-        found = {}
-        for metric, series in news.items():
-            points, passed[series.id] = self._points_after(series, passed[series.id], since, most)
-            found[metric] = [_mean(points, [place]) for place in range(len(points) // _POINT)]
-        more = any(passed[one.id] < one.total for one in news.values())
-        return found, ",".join(f"{id}:{count}" for id, count in passed.items()), more
+        found: dict[str, list[tuple[float, int | None, float]]] = {}
+        unfinished = set()
+        for metric, series in news:
+            if metric not in unfinished:  # the points of a later run follow all of the one before
+                points, counts[series] = self._points_after(series, counts[series], since, most)
+                found.setdefault(metric, []).extend(
+                    _mean(points, [place]) for place in range(len(points) // _POINT)
+                )
+                if counts[series] < series.total:
+                    unfinished.add(metric)
+        more = any(count < one.total for one, count in counts.items())
+        done = {one.id for _, one, ends in known if ends and counts[one] >= one.total}
+        former = max([former, *done])
+        entries = [(0, former)] if former else []
+        entries += [(one.id, count) for one, count in counts.items() if one.id not in done]
+        return found, ",".join(f"{id}:{count}" for id, count in entries), more
+
+    def _all(self, replica: str) -> list[tuple[str, _Series, bool]]:
+        """Return (metric, series, whether its run is a former one) of a replica, the oldest run first."""
+        segments = self._segments.get(replica, [])
+        return [
+            (metric, series, segment is not segments[-1])
+            for segment in segments
+            for metric, series in segment.metrics.items()
+        ]
 
     def is_coarse_after(self, replica: str, cursor: str) -> bool:
         """Return whether some of the points after a cursor were made coarser."""
         passed = dict(_read_cursor(cursor))
         coarser = "SELECT 1 FROM aged WHERE series = ? AND points > ?"
-        ids = (one.id for one in self._series.get(replica, {}).values())
+        ids = (one.id for _, one, ends in self._all(replica) if _follows(one, ends, passed))
         return any(self._db.execute(coarser, (id, passed.get(id, 0))).fetchone() for id in ids)
 
     def _points_after(self, series: _Series, passed: int, since: float, most: int) -> tuple[array[float], int]:
@@ -272,9 +370,20 @@ class MetricHistory:
             means.extend((time, math.nan if step is None else step, value))
         return means
 
-    def forget(self, commit: Commit, replica: str) -> None:
-        """Delete the history of a replica with a commit."""
-        forgotten = list(self._series.pop(replica, {}).values())
+    def forget(self, commit: Commit, replica: str, kept: Callable[[str], bool] = lambda run: False) -> None:
+        """Delete the history of a replica with a commit, except for the runs that are ``kept``."""
+        segments = self._segments.pop(replica, [])
+        if staying := [one for one in segments if kept(one.run)]:
+            self._segments[replica] = staying
+        self._delete(
+            commit, [one for segment in segments if segment not in staying for one in segment.metrics.values()]
+        )
+
+    def forget_run(self, commit: Commit, replica: str, run: str) -> None:
+        """Delete what a replica has of an ended run with a commit."""
+        self.forget(commit, replica, lambda one: one != run)
+
+    def _delete(self, commit: Commit, forgotten: Sequence[_Series]) -> None:
         for series in forgotten:
             self._unwritten.pop(series, None)
             sizes = dict(self._db.execute("SELECT id, LENGTH(data) FROM chunks WHERE series = ?", (series.id,)))
@@ -285,9 +394,14 @@ class MetricHistory:
                 self._open_chunks.pop(chunk, None)
         ids = [series.id for series in forgotten]
         self._new_series = [entry for entry in self._new_series if entry[0] not in ids]
-        commit.delete("chunks", "series", ids)
-        commit.delete("series", "id", ids)
-        commit.delete("aged", "series", ids)
+        self._new_in_runs = [entry for entry in self._new_in_runs if entry[0] not in ids]
+        for table, column in (
+            ("chunks", "series"),
+            ("series", "id"),
+            ("aged", "series"),
+            ("runs_of_series", "series"),
+        ):
+            commit.delete(table, column, ids)
 
     def write(self, commit: Commit, now: float) -> int:
         """Add what is due to a commit, and make old points coarser; return the first needed row of the journal.
@@ -296,7 +410,8 @@ class MetricHistory:
         has to be stored.
         """
         commit.insert("series", self._new_series)
-        self._new_series = []
+        commit.insert("runs_of_series", self._new_in_runs)
+        self._new_series, self._new_in_runs = [], []
         if not self._journal_times or self._journal_times[-1][0] != commit.journal_id:
             self._journal_times.append((commit.journal_id, now))
         while self._journal_times and self._journal_times[0][1] <= now - self._write_after:
@@ -322,7 +437,8 @@ class MetricHistory:
         self._age(commit, now, {row[0] for row in rows})
         return next(iter(self._unwritten.values()), commit.journal_id + 1)
 
-    def _begin(self, replica: str, known: dict[str, _Series], name: str, journal_id: int) -> _Series:
+    def _begin(self, replica: str, segment: _Segment, name: str, journal_id: int) -> _Series:
+        known = segment.metrics
         if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
             raise ProtocolMismatch(f"the name of a metric has 1 to {_MAX_NAME} characters, not {name!r:.80}")
         if len(known) >= MAX_METRICS:
@@ -330,6 +446,8 @@ class MetricHistory:
         series = known[name] = _Series(self._next_series, journal_id - 1)
         self._next_series += 1
         self._new_series.append((series.id, replica, name, journal_id - 1))
+        if segment.label:
+            self._new_in_runs.append((series.id, segment.label))
         return series
 
     def _row(self, series: _Series) -> _Row:
@@ -414,6 +532,11 @@ class MetricHistory:
 
     def _grow(self, size: int) -> None:
         self._bytes += size
+
+
+def _follows(series: _Series, former: bool, passed: Mapping[int, int]) -> bool:
+    """Return whether a cursor does not say that a series is of a former run and all of its points are passed."""
+    return not former or series.id in passed or series.id > passed.get(0, 0)
 
 
 def _read_cursor(cursor: str) -> Iterator[tuple[int, int]]:

@@ -23,6 +23,7 @@ import msgpack
 from loom.control.operations import QUERY_TIMEOUT
 from loom.errors import LimitReached, LoomError, Unavailable, WrongArguments, error_for_code
 from loom.process.child import python
+from loom.weaver.storage.store import read_origin
 from loom.wire.plain import exact_json
 
 MAX_ROWS = 100_000
@@ -250,16 +251,19 @@ class _Snapshot:
 
     def _read_journal(self) -> None:
         """Add the points that are in no chunk yet, of the same snapshot."""
-        upto = {
-            (one, metric): row for one, metric, row in self._db.execute("SELECT replica, metric, upto FROM series")
-        }
+        upto: dict[tuple[str, str, str], int] = {}
+        series = (
+            "SELECT replica, metric, COALESCE(run, ''), upto FROM series LEFT JOIN runs_of_series ON series = id"
+        )
+        for replica, metric, run, last in self._db.execute(f"{series} ORDER BY id"):
+            upto[replica, metric, run] = last
         for row, data in self._db.execute("SELECT id, data FROM journal ORDER BY id"):
             points = [
                 (replica, metric, report[1], report[2], value)
-                for replica, _, reports in msgpack.unpackb(data)
+                for replica, origin, reports in msgpack.unpackb(data)
                 for report in reports
                 for metric, value in report[5].items()
-                if upto.get((replica, metric), row) < row
+                if upto.get((replica, metric, read_origin(origin)[1]), row) < row
             ]
             self._db.executemany("INSERT INTO temp.recent VALUES (?, ?, ?, ?, ?)", points)
 

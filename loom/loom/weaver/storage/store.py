@@ -31,6 +31,23 @@ import msgpack
 
 from loom.errors import UnsafeStateFolder
 
+_ORIGIN = "\x1e"
+
+
+def origin(instance: str, label: str) -> str:
+    """Return what a row of the journal says of the process that made reports, and of the run that they are of.
+
+    An older Loom, which knows no runs, takes it for a former process.
+    """
+    return f"{instance}{_ORIGIN}{label}"
+
+
+def read_origin(origin: str) -> tuple[str, str]:
+    """Return the process and the label of the run; that is empty in the rows of an older Loom."""
+    instance, _, label = origin.partition(_ORIGIN)
+    return instance, label
+
+
 ROWS = 200
 """Rows of one statement. Each takes up to 6 of the 32,766 parameters that SQLite allows."""
 
@@ -108,7 +125,7 @@ def _parts(rows: Sequence[Any]) -> Iterable[Sequence[Any]]:
 
 _VERSION = 1
 
-_KEYED = ("replicas", "devices", "policies", "commands", "goodput")
+_KEYED = ("replicas", "devices", "policies", "commands", "goodput", "runs", "run_ranks", "run_marks")
 
 _DURABLE = ("commands", "policies")
 """The tables whose changes are acknowledged to users."""
@@ -123,7 +140,7 @@ _PASSES = 5
 
 _WAIT = 300.0  # seconds that a statement waits for another connection
 
-# Version 1 had neither goodput nor aged at first. A missing table is added; an older Loom ignores it.
+# Version 1 had neither goodput, aged nor runs at first. A missing table is added; an older Loom ignores it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outcomes (
     command TEXT, replica TEXT, data BLOB NOT NULL, PRIMARY KEY (command, replica)
@@ -140,6 +157,7 @@ CREATE TABLE IF NOT EXISTS chunks (
     last REAL NOT NULL, data BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS aged (series INTEGER PRIMARY KEY, points INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS runs_of_series (series INTEGER PRIMARY KEY, run TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS chunks_of_series ON chunks (series, first);
 CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
 """ + "".join(
@@ -186,8 +204,13 @@ class Store:
     def pending(self) -> bool:
         return bool(self._journal or self._acknowledgements or any(self._rows.values()))
 
+    @property
+    def last_row(self) -> int:
+        """The id of the last row of the journal, with what the next commit writes."""
+        return self.journal_id if self._journal else self.journal_id - 1
+
     def put(self, table: str, key: str, data: Mapping[str, Any]) -> None:
-        """Put a row of ``replicas``, ``devices``, ``policies``, ``commands`` or ``goodput`` by its key."""
+        """Put a row of one of the tables with keys."""
         self._rows[table][key] = msgpack.packb(data)
 
     def drop(self, table: str, key: str) -> None:
@@ -202,6 +225,12 @@ class Store:
     def rows(self, table: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the committed rows of a table, in the order of their keys."""
         for key, data in self.reader.execute(f"SELECT key, data FROM {table} ORDER BY key"):
+            yield key, msgpack.unpackb(data)
+
+    def rows_after(self, table: str, prefix: str, limit: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the first committed rows of a table whose keys begin with a text, in the order of their keys."""
+        statement = f"SELECT key, data FROM {table} WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+        for key, data in self.reader.execute(statement, (prefix, prefix + "\U0010ffff", limit)):
             yield key, msgpack.unpackb(data)
 
     def acknowledgements(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from time import monotonic
 
 import pytest
 
-from loom.cli.run import SITE, _checked, _is_first, check_free, default_name, environment, find_weaver
+from loom.cli.run import SITE, _checked, _is_first, check_free, default_name, environment, find_weaver, start
 from loom.errors import WrongArguments
 from loom.instrument.training import MAX_RUN_NAME, as_run_name
 from tests.support.paths import ROOT
@@ -26,6 +27,16 @@ LOOM = [str(Path(sys.executable).with_name("loom"))]
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOOM_AUTO", "LOOM_WEAVER", "LOOM_URL", "LOOM_TOKEN", "LOOM_RUN", "RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
+
+
+def test_a_start_has_an_id_of_its_own_unless_it_has_one_already() -> None:
+    first, second = start({}, ["torchrun", "train.py"]), start({}, ["torchrun", "train.py"])
+    assert first["LOOM_RUN_ID"] != second["LOOM_RUN_ID"]
+    assert json.loads(first["LOOM_RUN_COMMAND"]) == ["torchrun", "train.py"]
+    for given in ({"LOOM_RUN_ID": "mine"}, {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}):
+        assert "LOOM_RUN_ID" not in start(given, ["train"])
+    assert "LOOM_RUN_ID" in start({"SLURM_JOB_ID": "1"}, ["train"])
+    assert start({}, ["x" * 20_000]).keys() == {"LOOM_RUN_ID"}
 
 
 @pytest.mark.parametrize(

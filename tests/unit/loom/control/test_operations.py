@@ -30,7 +30,7 @@ from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom_gateway.rest.weaver import weaver_routes
-from loom_proxy.weaver import command, methods, watch
+from loom_proxy.weaver import command, methods, runs, watch
 from tests.unit.loom.weaver.running import KEYS, running
 
 EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: one.name)
@@ -83,9 +83,7 @@ def test_what_was_given_of_it_is_read_as_it_was(operation: type[Operation]) -> N
 def test_it_is_described_and_has_a_route_of_its_own(operation: type[Operation]) -> None:
     app = FastAPI()
     app.include_router(weaver_routes(None, None, None))  # type: ignore[arg-type]
-    described = app.openapi()["paths"][f"/api/v1/weaver/{operation.route.shown_path}"][
-        operation.route.method.lower()
-    ]
+    described = app.openapi()["paths"][f"/api/v1{operation.route.shown_path}"][operation.route.method.lower()]
     assert described["description"] == inspect.getdoc(operation)
     shown = {one["name"] for one in described["parameters"]} - {"user", "session"}
     if operation.reads():
@@ -132,7 +130,7 @@ async def test_the_weaver_answers_each_of_looms_own_and_a_session_those_about_it
 
 @EACH
 def test_the_laptop_has_a_method_that_asks_for_it(operation: type[Operation]) -> None:
-    sources = [inspect.getsource(one) for one in (methods, watch, command)]
+    sources = [inspect.getsource(one) for one in (methods, watch, command, runs)]
     assert re.search(rf'_ask\(\s*"{operation.name}"|ask\(\s*"{operation.name}"', "".join(sources))
 
 

@@ -61,6 +61,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "hears": True,
         "restarted": 0,
         "offers": [{}, True],
+        "start": None,
     }
     assert len(made.instance) == 32
 

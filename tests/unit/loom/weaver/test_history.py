@@ -26,13 +26,13 @@ class Recorder:
         self.store = Store(path)
         self.history = MetricHistory(self.store, **bounds)  # type: ignore[arg-type]
         for row, entries in self.store.journal():
-            for replica, time, step, metrics in entries:
-                self.history.record_again(replica, row, time, step, metrics)
+            for replica, label, time, step, metrics in entries:
+                self.history.record_again(replica, label, row, time, step, metrics)
 
     def record(self, step: int, replica: str = "train_0", every: float = 1.0, **metrics: float) -> None:
         time = START + step * every
         self.history.record(replica, self.store.journal_id, time, step, metrics)
-        self.store.log([replica, time, step, metrics])
+        self.store.log([replica, self.history.label(replica), time, step, metrics])
 
     def commit(self, now: float = START) -> None:
         commit = self.store.begin()
@@ -109,21 +109,23 @@ def test_a_replica_cannot_report_metrics_without_end() -> None:
         recorder.record(1, replica="train_1", **{"x" * 201: 1.0})
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_whatever_was_committed_is_there_again_once(tmp_path: Path, seed: int) -> None:
-    """With commits, chunks written early and late, and starts again at any time."""
+@pytest.mark.parametrize("seed", range(16))
+def test_whatever_was_committed_is_there_again_once_and_in_its_run(tmp_path: Path, seed: int) -> None:
+    """With commits, chunks written early and late, other runs, and starts again at any time."""
     chance = random.Random(seed)
     bounds = {"write_after": 5.0, "levels": ()}
     recorder = Recorder(tmp_path / "store", **bounds)
     committed: dict[str, list[int]] = {"train_0": [], "train_1": []}
     pending: dict[str, list[int]] = {"train_0": [], "train_1": []}
+    runs, of_step = dict.fromkeys(pending, ""), dict[int, str]()
     step, now = 0, START
     for _ in range(300):
-        match chance.choice(["record", "record", "commit", "wait", "restart"]):
+        match chance.choice(["record", "record", "commit", "wait", "restart", "run" if seed % 2 else "wait"]):
             case "record":
                 replica = chance.choice(list(pending))
                 for _ in range(chance.choice([1, 3, CHUNK, CHUNK + 5])):
                     step += 1
+                    of_step[step] = runs[replica]
                     recorder.record(step, replica, loss=float(step))
                     pending[replica].append(step)
             case "commit":
@@ -133,13 +135,23 @@ def test_whatever_was_committed_is_there_again_once(tmp_path: Path, seed: int) -
                     pending[replica] = []
             case "wait":
                 now += chance.choice([0.1, 6.0])
+            case "run":
+                replica = chance.choice(list(runs))
+                runs[replica] = chance.choice(["run_a", "run_b"])
+                recorder.history.enter(replica, runs[replica])
             case "restart":
                 recorder.store.close()
                 recorder = Recorder(tmp_path / "store", **bounds)
                 pending = {replica: [] for replica in pending}
+                for replica, run in runs.items():
+                    recorder.history.enter(replica, run)
 
     for replica, steps in committed.items():
         assert recorder.steps(replica) == steps + pending[replica]
+        for run in ("", "run_a", "run_b"):
+            points = recorder.history.between(replica, "loss", points=1_000_000, run=run)
+            expected = [one for one in steps + pending[replica] if of_step[one] == run]
+            assert [one for _, one, _ in points] == expected
 
 
 def test_the_journal_is_dropped_once_everything_in_it_is_elsewhere(tmp_path: Path) -> None:
@@ -265,6 +277,41 @@ def test_a_replica_that_is_forgotten_has_no_history(tmp_path: Path) -> None:
     assert again.history.metrics("train_0") == []
     assert again.steps("train_1") == list(range(300))
     assert again.history.size == 300 * 24
+
+
+def test_a_forgotten_replica_leaves_the_points_of_kept_runs_until_these_are_removed(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "store", write_after=0.0)
+    for step in range(300):
+        if step % 100 == 0:
+            recorder.history.enter("train_0", ["", "kept", "gone"][step // 100])
+        recorder.record(step, loss=1.0)
+    recorder.commit()
+    recorder.history.forget(commit := recorder.store.begin(), "train_0", lambda run: run == "kept")
+    recorder.store.write(commit)
+    recorder.store.close()
+    again = Recorder(tmp_path / "store")
+    left = again.steps()
+    again.history.forget_run(commit := again.store.begin(), "train_0", "kept")
+    again.store.write(commit)
+
+    assert left == list(range(100, 200))
+    assert again.steps() == []
+    assert again.history.size == 0
+    assert not again.store.db.execute("SELECT * FROM series, runs_of_series").fetchall()
+
+
+def test_means_of_old_points_never_mix_two_runs() -> None:
+    recorder = Recorder(levels=(HistoryLevel(10.0, 1000.0),), write_after=0.0)
+    for step in range(60):
+        if step % 20 == 0:
+            recorder.history.enter("train_0", f"run_{step // 20}")
+        recorder.record(step, loss=float(step // 20))
+    for _ in range(5):
+        recorder.commit(START + 10_000)
+
+    for run in range(3):
+        points = recorder.history.between("train_0", "loss", run=f"run_{run}")
+        assert [value for _, _, value in points] == [run]
 
 
 def test_a_commit_that_fails_writes_nothing(tmp_path: Path) -> None:
@@ -403,8 +450,11 @@ def test_each_point_comes_once_after_cursors_over_commits_restarts_and_clocks_th
 ) -> None:
     rng = random.Random(seed)
     recorder = Recorder(tmp_path / "w.sqlite", write_after=20.0)
-    cursor, read, stored = "", list[int | None](), 0
+    cursor, read, stored, run = "", list[int | None](), 0, ""
     for step in range(700):
+        if seed % 2 and rng.random() < 0.05:
+            run = f"run_{rng.choice('abcd')}"
+            recorder.history.enter("train_0", run)
         recorder.record(step, every=rng.choice([1.0, 1.0, 0.5]), loss=step, other=step)
         if rng.random() < 0.2:
             recorder.commit(START + step)
@@ -414,6 +464,7 @@ def test_each_point_comes_once_after_cursors_over_commits_restarts_and_clocks_th
                 assert read == list(range(stored))
             if rng.random() < 0.1:
                 recorder = Recorder(tmp_path / "w.sqlite", write_after=20.0)
+                recorder.history.enter("train_0", run)
     recorder.commit(START + 700)
     read_on(recorder, cursor, read)
 

@@ -13,6 +13,7 @@ import pytest
 from loom.errors import LimitReached, LoomError, Unavailable, WrongArguments, error_for_code
 from loom.weaver.storage import query
 from loom.weaver.storage.query import TABLES, run_query
+from loom.weaver.storage.store import origin
 from tests.unit.loom.weaver.raw_threadlet import BOUND, RawThreadlet, WeaverProcess
 from tests.unit.loom.weaver.test_history import START, Recorder
 
@@ -21,10 +22,12 @@ STEPS = 400
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """A store with points in full chunks, in chunks that grow, and in the journal alone."""
+    """A store with points in full chunks, in chunks that grow, and in the journal alone; of some runs."""
     recorder = JournalRecorder(tmp_path / "w.sqlite", write_after=30.0)
     rng = random.Random(3)
     for step in range(STEPS):
+        if step % (STEPS // 4) == 0:
+            recorder.history.enter("train_0", f"run_{step}")
         recorder.record(step, loss=step / 10)
         if rng.random() < 0.2:
             recorder.commit(START + step)
@@ -38,7 +41,8 @@ class JournalRecorder(Recorder):
     def record(self, step: int, replica: str = "train_0", every: float = 1.0, **metrics: float) -> None:
         at = START + step * every
         self.history.record(replica, self.store.journal_id, at, step, metrics)
-        self.store.log([replica, "process", [[step + 1, at, step, None, None, metrics, None]]])
+        of = origin("process", self.history.label(replica))
+        self.store.log([replica, of, [[step + 1, at, step, None, None, metrics, None]]])
 
 
 def rows(path: str, sql: str) -> list[list[object]]:

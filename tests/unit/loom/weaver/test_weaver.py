@@ -126,11 +126,12 @@ def test_only_so_many_replicas_that_ended_are_remembered(tmp_path: Path) -> None
 
     assert before == (["train_3", "train_4", "train_5"], ["GPU-3", "GPU-4", "GPU-5"])
     assert (list(bench.weaver.known.replicas), [device.uuid for device in bench.weaver.known.devices]) == before
-    assert bench.weaver.known.history.metrics("train_0") == []
+    assert bench.weaver.known.history.metrics("train_0") == ["loss"]  # its run has it, and only that
+    assert bench.weaver.known.history.metrics("train_0", "") == []
     assert bench.weaver.known.states["failed"] == 3  # type: ignore[index]
 
 
-def test_what_a_forgotten_replica_reported_stays_forgotten_after_a_restart(tmp_path: Path) -> None:
+def test_what_a_forgotten_replica_reported_stays_in_its_run_after_a_restart(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", keep_ended=0)
     living, ending = Threadlet(bench, "train_0"), Threadlet(bench, "train_1")
     living.step(1, loss=1.0)
@@ -142,7 +143,8 @@ def test_what_a_forgotten_replica_reported_stays_forgotten_after_a_restart(tmp_p
 
     assert reported == {"train_0", "train_1"}
     assert list(bench.weaver.known.replicas) == ["train_0"]
-    assert bench.weaver.known.history.metrics("train_1") == []
+    (run,) = bench.weaver.known.runs
+    assert [step for _, step, _ in bench.weaver.known.history.between("train_1", "loss", run=run.id)] == [1]
 
 
 def test_a_replica_that_comes_back_in_another_mesh_has_left_the_one_before(bench: Bench) -> None:

@@ -90,6 +90,14 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/weaver/replicas/{replica}/stacks": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/profile": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/points": Rule("view", whose="weaver"),
+    "GET /api/v1/runs": Rule("view", whose="weaver"),
+    "GET /api/v1/runs/{run}": Rule("view", whose="weaver"),
+    "GET /api/v1/runs/{run}/metrics/{metric}": Rule("view", whose="weaver"),
+    "GET /api/v1/runs/{run}/compare/{other}": Rule("view", whose="weaver"),
+    "POST /api/v1/runs/{run}/note": Rule("operate", {"text": "good"}, whose="weaver"),
+    "POST /api/v1/runs/{run}/tags": Rule("operate", {"add": ["best"]}, whose="weaver"),
+    "POST /api/v1/runs/{run}/archive": Rule("operate", {}, whose="weaver"),
+    "DELETE /api/v1/runs/{run}": Rule("operate", whose="weaver"),
     "POST /api/v1/weaver/links/{replica}": Rule("operate", {"tracker": "mlflow"}, whose="weaver"),
     "GET /api/v1/weaver/query": Rule("view", whose="weaver"),
     "POST /api/v1/weaver/trainer-status": Rule("operate"),  # and a token of one replica, which has no other use
@@ -207,6 +215,7 @@ def path_of(rule: str, **given: str) -> str:
     path = rule.partition(" ")[2]
     values = {"name": SESSION, "user": "carol", "tunnel": "nothing", "replica": "train_0", "metric": "loss"}
     values |= {"command": "c-1", "injection": "i-1", "device": "GPU-0", "plan": "p-1", **given}
+    values = {"run": "r-1", "other": "r-2", **values}
     return path.format_map(values)
 
 

@@ -1,0 +1,1 @@
+"""Runs: the starts of trainings, and what became of them, as the weaver keeps them for a user."""

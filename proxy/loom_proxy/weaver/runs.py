@@ -1,0 +1,160 @@
+"""`loom.runs`: the runs of trainings, as objects and as data frames.
+
+::
+
+    for run in loom.runs(sort="summary.loss", limit=10):
+        print(run.name, run.state, run.config, run.summary["loss"].last)
+    loom.runs("train*").to_pandas()
+    curve = loom.runs(limit=1)[0].history("loss")
+
+`Job.runs` is another list: that of the functions which a session has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from loom.control.operations import Ask
+from loom.extras import require
+from loom.weaver.run_views import RunComparison, RunDetails, RunInfo
+from loom.weaver.views import MetricPoint
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class TrainingRun:
+    """A run, with the fields of `loom.weaver.run_views.RunInfo` as they were when it was read.
+
+    Those of `loom.weaver.run_views.RunDetails`, such as ``timeline`` and ``members``, are read when needed.
+    """
+
+    def __init__(self, ask: Ask, info: RunInfo) -> None:
+        self._ask = ask
+        self.info: RunInfo = info
+        """The fields, as one object."""
+        self._details: RunDetails | None = info if isinstance(info, RunDetails) else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in RunInfo.__dataclass_fields__ and name not in self.info.left_out:
+            return getattr(self.info, name)
+        if name in RunDetails.__dataclass_fields__:
+            return getattr(self.details(), name)
+        raise AttributeError(f"a run has no {name!r}; it has {', '.join(RunDetails.__dataclass_fields__)}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *RunDetails.__dataclass_fields__]
+
+    def __repr__(self) -> str:
+        at = "" if self.info.step is None else f" at step {self.info.step:,}"
+        return f"<run {self.info.id} {self.info.name!r}: {self.info.state}{at}>"
+
+    def details(self) -> RunDetails:
+        """Return everything that is kept of the run, as it was at the first call since `refresh`."""
+        found = self._details or RunDetails.from_body(self._ask("run", id=self.info.id))
+        self._details = found
+        return found
+
+    def refresh(self) -> TrainingRun:
+        """Read the run again, and return it."""
+        self._details = None
+        self.info = self.details()
+        return self
+
+    def history(self, metric: str, replica: str | None = None, points: int = 20_000) -> list[MetricPoint]:
+        """Return the points of a metric in this run alone, in the order of time.
+
+        Args:
+            metric: the metric's name.
+            replica: one of the run's replicas; by default the one with the lowest rank that has the metric.
+            points: number of points, at most; if there are more, they are averaged.
+
+        Raises:
+            WrongArguments: the run has no such metric.
+        """
+        found = self._ask("run_history", run=self.info.id, metric=metric, replica=replica, points=points)
+        return [MetricPoint(at, step, float(value)) for at, step, value in found]
+
+    def to_pandas(self, *metrics: str) -> pandas.DataFrame:
+        """Return the curves of metrics as a data frame by step, a column for each; by default of all metrics.
+
+        Of a step that was made several times, as after a restart from a checkpoint, the last value counts. Needs
+        pandas.
+        """
+        require({"pandas": "pandas"}, "to_pandas")
+        import pandas
+
+        curves = {
+            name: {at: value for _, at, value in self.history(name) if at is not None}
+            for name in metrics or self.details().metrics
+        }
+        return pandas.DataFrame(curves).sort_index().rename_axis("step")
+
+    def compare(self, other: TrainingRun | str, step: int | None = None) -> RunComparison:
+        """Return the differences to another run; with ``step``, also of the metrics there."""
+        named = other.info.id if isinstance(other, TrainingRun) else other
+        return RunComparison.from_body(self._ask("compare_runs", run=self.info.id, other=named, step=step))
+
+    def set_note(self, text: str) -> None:
+        """Set the note, in Markdown."""
+        self._edited(self._ask("note_run", run=self.info.id, text=text))
+
+    def tag(self, *add: str, remove: Iterable[str] = ()) -> None:
+        """Add tags, and remove others."""
+        self._edited(self._ask("tag_run", run=self.info.id, add=list(add), remove=list(remove)))
+
+    def archive(self, back: bool = False) -> None:
+        """Leave the run out of lists, or take it in again with ``back``."""
+        self._edited(self._ask("archive_run", run=self.info.id, back=back))
+
+    def remove(self) -> None:
+        """Remove the run with its points.
+
+        Raises:
+            RunLives: it lives.
+        """
+        self._edited(self._ask("remove_run", run=self.info.id))
+
+    def _edited(self, answer: Mapping[str, Any]) -> None:
+        self.info, self._details = RunInfo.from_body(answer), None
+
+
+class TrainingRuns(list[TrainingRun]):
+    """A list of runs."""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each run, by id. Needs pandas.
+
+        Metrics are the columns ``summary.NAME`` (their last values), values of the configuration ``config.NAME``.
+        """
+        require({"pandas": "pandas"}, "to_pandas")
+        import pandas
+
+        return pandas.DataFrame([_row(run) for run in self]).set_index("id") if self else pandas.DataFrame()
+
+
+_IN_ROW = (
+    "id",
+    "name",
+    "state",
+    "user",
+    "began",
+    "ended",
+    "step",
+    "max_step",
+    "ranks",
+    "commit",
+    "reason",
+    "by",
+    "note",
+)
+
+
+def _row(run: TrainingRun) -> dict[str, Any]:
+    info = run.info
+    values = {f"config.{name}": value for name, value in info.config.items()}
+    values |= {f"summary.{name}": one.last for name, one in info.summary.items()}
+    return {**{name: getattr(info, name) for name in _IN_ROW}, "tags": list(info.tags), **values}
