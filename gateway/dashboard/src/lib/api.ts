@@ -323,7 +323,7 @@ function readMessage(text: string): Incoming {
 
 /** Return a path with the user whose training it is about, if it is about one's training. */
 function ofUser(path: string, user: string | null): string {
-  if (user === null || !/^(ws\/v1\/)?weaver\b/.test(path)) return path;
+  if (user === null || !/^((ws\/v1\/)?weaver|runs)\b/.test(path)) return path;
   return `${path}${path.includes('?') ? '&' : '?'}user=${encodeURIComponent(user)}`;
 }
 

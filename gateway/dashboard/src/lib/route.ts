@@ -2,13 +2,13 @@
 
 import { shown } from './shown.svelte';
 
-export const VIEWS = ['overview', 'replicas', 'devices', 'steering', 'goodput', 'chaos', 'sessions', 'meshes'] as const;
+export const VIEWS = ['overview', 'runs', 'compare', 'replicas', 'devices', 'steering', 'goodput', 'chaos', 'sessions', 'meshes'] as const;
 
 export type View = (typeof VIEWS)[number];
 
 export interface Route {
   view: View;
-  /** What follows the view: the name of a job or of a session, or the id of a replica. */
+  /** What follows the view: the name of a job or of a session, or the ids of runs or of a replica. */
   parts: string[];
   query: Record<string, string>;
 }

@@ -87,6 +87,81 @@ export type ReplicaChange = Partial<
   Pick<ReplicaInfo, 'state' | 'step' | 'epoch' | 'max_step' | 'metrics' | 'phase' | 'reported' | 'connected' | 'handlers' | 'cohort' | 'links' | 'not_offered'>
 >;
 
+/** A metric of a run: the last, least and greatest value, and the step of the last one. */
+export type RunSummary = [last: MetricValue, least: MetricValue, greatest: MetricValue, step: number | null];
+
+/** A run of a training, as a list has it: `loom.weaver.run_views.RunInfo`. */
+export interface Run {
+  id: string;
+  name: string;
+  /** `running`, or how it ended. */
+  state: string;
+  user: string;
+  session: string | null;
+  groups: string[];
+  reason: string | null;
+  by: string | null;
+  /** The replica that failed first. */
+  first: string | null;
+  began: number;
+  ended: number | null;
+  step: number | null;
+  max_step: number | null;
+  ranks: number;
+  /** The number of living replicas in each state. */
+  replicas: Partial<Record<ReplicaState, number>>;
+  restarts: number;
+  command: string[];
+  commit: string | null;
+  clean: boolean | null;
+  tags: string[];
+  note: string;
+  archived: boolean;
+  parent: { run: string; step?: number | null; kind?: 'branch' | 'restart' | 'requeue' } | null;
+  config: Record<string, unknown>;
+  summary: Record<string, RunSummary>;
+  /** The fields of which a list has a part only. */
+  left_out: string[];
+}
+
+/** Something that happened to a run. Its further fields depend on its kind. */
+export interface RunMark {
+  kind: string;
+  time: number;
+  /** The id of its first event. */
+  event: number;
+  step: number | null;
+  [field: string]: unknown;
+}
+
+export interface RunDetails extends Run {
+  /** The facts that the first process told. */
+  start: Record<string, unknown>;
+  metrics: string[];
+  members: { replica: string; group: string; rank: number | null; host: string; state: string; step: number | null; ending: string | null; end_reason: string | null }[];
+  timeline: RunMark[];
+  marks_left_out: number;
+}
+
+/** A part of a curve without a gap; columns of the same length. */
+export interface CurveSection {
+  time: number[];
+  step: (number | null)[];
+  value: (number | null)[];
+  low: (number | null)[];
+  high: (number | null)[];
+}
+
+export interface RunCurves {
+  run: string;
+  metric: string;
+  by: 'step' | 'time';
+  ranks: number;
+  /** The replica is null for the band of all ranks. */
+  curves: { replica: string | null; sections: CurveSection[] }[];
+  outliers: { replica: string; distance: number }[];
+}
+
 export interface DeviceStatus {
   utilization?: number | null;
   memory_used?: number | null;

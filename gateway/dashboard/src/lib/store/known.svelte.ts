@@ -33,9 +33,11 @@ import { Steps } from './steps';
 import type { Need, Subscriptions } from './subscriptions';
 
 const SETTLED: ReadonlySet<string> = new Set(['running', 'paused', 'draining', 'stalled', 'recovering', 'failed', 'finished', 'registering']);
-const SUBJECTS = ['structure', 'states', 'reports', 'configs', 'jobs', 'devices', 'statuses', 'events', 'commands', 'live'] as const;
+const SUBJECTS = ['structure', 'states', 'reports', 'configs', 'jobs', 'devices', 'statuses', 'events', 'commands', 'live', 'runs'] as const;
 // With a command to ten thousand replicas, or while as many register, these change as often.
-const SELDOM = { structure: 250, configs: 1000 };
+const SELDOM = { structure: 250, configs: 1000, runs: 2000 };
+// Events after which the list of runs may be another.
+const OF_RUNS: ReadonlySet<string> = new Set(['run_began', 'run_ended', 'run_changed', 'registered', 'finished', 'failed']);
 
 export abstract class Known {
   /** Why the weaver is away; null if it is there. */
@@ -92,6 +94,11 @@ export abstract class Known {
   /** Changes whenever a configuration or a handler does. */
   get configs(): number {
     return this.changes.read('configs');
+  }
+
+  /** Changes whenever runs may have begun, ended or changed. */
+  get runChanges(): number {
+    return this.changes.read('runs');
   }
 
   /** A copy of a replica, so that components see each change of it. */
@@ -278,6 +285,7 @@ export abstract class Known {
   #takeEvent(event: WeaverEvent): void {
     this.#events.keep(event);
     this.changes.note('events');
+    if (OF_RUNS.has(event.kind)) this.changes.note('runs');
     if (this.log.take(event)) this.changes.note('commands');
     const known = event.replica === null ? undefined : this.held.get(event.replica);
     if (known) this.#applyTo(known, event);

@@ -1,0 +1,126 @@
+/** The list of runs, loaded by REST while a view shows it: when runs change, and the living ones every few seconds. */
+
+import { store } from './page';
+import type { Run, RunCurves } from './types';
+
+const MOST = 1000;
+const EVERY = 5000; // milliseconds between two times that the living runs are loaded
+const FACTOR = 5; // a list that takes long to load is loaded seldom: at most this part of the time goes into it
+
+class Runs {
+  /** The runs, the latest first. */
+  list = $state.raw<readonly Run[]>([]);
+  /** Why they could not be loaded; null if they were. */
+  error = $state<string | null>(null);
+  loaded = $state(false);
+
+  #archived = false;
+  #watchers = 0;
+  #stop = (): void => undefined;
+  #asking = false;
+  #again = false;
+
+  /** Keep the list as it is in the weaver until the returned function is called. Of archived runs only those are listed, if asked for. */
+  watch(archived = false): () => void {
+    if (archived !== this.#archived) {
+      this.#archived = archived;
+      this.list = [];
+      this.loaded = false;
+    }
+    if (this.#watchers++ === 0) this.#begin();
+    return () => {
+      if (--this.#watchers === 0) this.#stop();
+    };
+  }
+
+  #begin(): void {
+    const stopFollowing = $effect.root(() => {
+      $effect(() => {
+        void store.runChanges; // at most every two seconds, and when a snapshot has come
+        void this.load();
+      });
+    });
+    const timer = setInterval(() => {
+      if (!document.hidden && this.list.some((one) => one.state === 'running')) void this.load('running');
+    }, EVERY);
+    this.#stop = () => {
+      stopFollowing();
+      clearInterval(timer);
+    };
+  }
+
+  /** Load all runs, or the living ones alone, unless they are being loaded: then once more afterwards. */
+  async load(state?: 'running'): Promise<void> {
+    if (this.#asking) {
+      this.#again ||= state === undefined;
+      return;
+    }
+    this.#asking = true;
+    const began = Date.now();
+    const archived = this.#archived;
+    try {
+      const path = `runs?limit=${MOST}${archived ? '&archived=true' : ''}${state ? `&state=${state}` : ''}`;
+      const { runs } = await store.gateway.request<{ runs: Run[] }>('GET', path);
+      if (archived === this.#archived) this.#take(runs, state !== undefined);
+      this.error = null;
+    } catch (error) {
+      this.error = (error as Error).message;
+    }
+    setTimeout(() => {
+      this.#asking = false;
+      if (this.#again && this.#watchers) {
+        this.#again = false;
+        void this.load();
+      }
+    }, FACTOR * (Date.now() - began));
+  }
+
+  /** Take runs; those that are as they were stay the same objects. */
+  #take(found: readonly Run[], some: boolean): void {
+    const known = new Map(this.list.map((one) => [one.id, one]));
+    const fresh = found.map((one) => {
+      const before = known.get(one.id);
+      return before && JSON.stringify(before) === JSON.stringify(one) ? before : one;
+    });
+    if (some) {
+      const changed = new Map(fresh.map((one) => [one.id, one]));
+      this.list = this.list.map((one) => changed.get(one.id) ?? one);
+    } else if (fresh.length !== this.list.length || fresh.some((one, at) => one !== this.list[at])) this.list = fresh;
+    this.loaded = true;
+  }
+
+  async tag(run: string, add: string[], remove: string[] = []): Promise<void> {
+    await this.#change('POST', run, '/tags', { add, remove });
+  }
+
+  async archive(run: string, back = false): Promise<void> {
+    await this.#change('POST', run, '/archive', { back });
+  }
+
+  async remove(run: string): Promise<void> {
+    await this.#change('DELETE', run, '');
+  }
+
+  async #change(method: string, run: string, what: string, body?: object): Promise<void> {
+    await store.gateway.request(method, `${at(run)}${what}`, body);
+    await this.load();
+  }
+}
+
+/** Load curves of a metric of a run. */
+export async function loadCurves(
+  run: string,
+  metric: string,
+  { by = 'step', points = 500, ranks = 'one', since, until }: { by?: 'step' | 'time'; points?: number; ranks?: 'one' | 'band' | 'each'; since?: number; until?: number } = {},
+): Promise<RunCurves> {
+  const search = new URLSearchParams({ by, points: String(points), ranks });
+  if (since !== undefined) search.set('since', String(since));
+  if (until !== undefined) search.set('until', String(until));
+  return await store.gateway.request('GET', `${at(run)}/curves/${encodeURIComponent(metric)}?${search}`);
+}
+
+function at(run: string): string {
+  return `runs/${encodeURIComponent(run)}`;
+}
+
+export const runs = new Runs();
