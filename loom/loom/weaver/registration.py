@@ -150,7 +150,7 @@ class ThreadletRegistration:
         if again:
             self._known.goodput.back(replica.job, replica.id, now)
         else:
-            self._known.goodput.registered(replica.job, replica.id, now, last_sign)
+            self._known.goodput.registered(replica.job, replica.id, now, last_sign, replica.run or "")
         self._reports.held.discard(replica)
         peer.replica, replica.link, replica.heard = replica, peer, now
         about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid}

@@ -55,8 +55,14 @@ class Goodput:
         self._unsaved = _UnsavedRows()
         self._load()
 
-    def registered(self, job: str, replica: str, now: float, last_sign: float) -> None:
-        """Record that a new process is a replica. ``last_sign`` is when the process before it was last heard of."""
+    def registered(self, job: str, replica: str, now: float, last_sign: float, run: str = "") -> None:
+        """Record that a new process is a replica.
+
+        Args:
+            last_sign: when the process before it was last heard of.
+            run: the run that the process is in. It takes no slot that a process of another run left: the other run is
+                over, and nothing was started again in it.
+        """
         known = self._jobs.get(job)
         if known is None:
             self._forget_surplus()
@@ -68,8 +74,10 @@ class Goodput:
         if slot is not None and slot.vacant is None:  # the old process was not known to be dead yet
             at = min(now, max(last_sign, slot.heard))
             self.failed(job, replica, "another process has its slot", at, at)
-        heir = replica if replica in known.vacant else next(iter(known.vacant), None)
-        fresh = GoodputSlot(replica, now, now)
+        self._drop_other_runs(known, replica, run)
+        of_run = (id for id in known.vacant if known.slots[id].run in ("", run))
+        heir = replica if replica in known.vacant else next(of_run, None)
+        fresh = GoodputSlot(replica, now, now, run=run)
         if heir is not None:
             old = known.slots[heir]
             later = now - (old.vacant if old.vacant is not None else now)
@@ -302,6 +310,15 @@ class Goodput:
         self._slots -= 1
         job.vacant.pop(replica, None)
         self._unsaved.add_now((job.name, replica))
+
+    def _drop_other_runs(self, job: JobTime, replica: str, run: str) -> None:
+        """Drop the vacant slots of other runs than a new process's, but those of a run that lives."""
+        others = [id for id in job.vacant if job.slots[id].run not in ("", run)]
+        if others:
+            living = {slot.run for id, slot in job.slots.items() if id not in job.vacant}
+            for id in others:
+                if id == replica or job.slots[id].run not in living:
+                    self._drop(job, id)
 
     def _touch(self, job: JobTime, slot: GoodputSlot | None, now: float, soon: bool = False) -> None:
         job.until = now

@@ -44,6 +44,8 @@ class GoodputSlot:
     """Seconds of the vacant slot that are in the job's sum."""
     fault: FaultRecord | None = None
     """The last fault, until the process after it has made a step."""
+    run: str = ""
+    """The run of the process; empty in what an older weaver has stored."""
 
     @property
     def behind(self) -> bool:

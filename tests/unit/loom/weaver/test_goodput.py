@@ -23,8 +23,10 @@ class Bench:
         self.store = store or Store(":memory:")
         self.goodput = Goodput(self.store)
 
-    def registers(self, at: float, replica: str = "train_0", job: str = "train", last_sign: float = 0.0) -> None:
-        self.goodput.registered(job, replica, START + at, START + last_sign)
+    def registers(
+        self, at: float, replica: str = "train_0", job: str = "train", last_sign: float = 0.0, run: str = ""
+    ) -> None:
+        self.goodput.registered(job, replica, START + at, START + last_sign, run)
 
     def tells(
         self,
@@ -346,6 +348,60 @@ def test_a_job_that_was_given_up_begins_anew(bench: Bench) -> None:
     bench.registers(20 + NEW_RUN_AFTER)
 
     assert bench.seconds(20 + NEW_RUN_AFTER) == {"compute": 10.0}
+
+
+@pytest.mark.parametrize("respawns", [False, True], ids=["not awaited", "awaited"])
+@pytest.mark.parametrize("names", [("train_0", "train_1"), ("other_0", "other_1")], ids=["same names", "other names"])
+def test_a_new_run_is_no_respawn_of_the_one_before(bench: Bench, names: tuple[str, str], respawns: bool) -> None:
+    for replica in ("train_0", "train_1"):
+        bench.registers(0, replica, run="first")
+        bench.tells(10, replica, compute=10.0)
+    for replica in ("train_0", "train_1"):
+        bench.fails(10, replica, respawns=respawns)
+
+    for replica in names:
+        bench.registers(40, replica, run="second")
+        bench.tells(50, replica, began=40, compute=10.0)
+
+    assert bench.seconds(50) == {"compute": 40.0}
+    assert all(one.registered is None for one in bench.goodput.record("train", START + 50).faults)
+
+
+def test_a_new_run_is_no_respawn_of_one_whose_end_is_not_known_yet(bench: Bench) -> None:
+    for replica in ("train_0", "train_1"):
+        bench.registers(0, replica, run="first")
+        bench.tells(10, replica, compute=10.0)
+
+    bench.registers(12, run="second", last_sign=10)
+    bench.fails(13, "train_1", last_sign=10)
+    bench.registers(14, "train_1", run="second")
+    for replica, began in (("train_0", 12), ("train_1", 14)):
+        bench.tells(20, replica, began=began, compute=20.0 - began)
+
+    assert bench.seconds(20).get("respawn", 0.0) == 0.0
+
+
+def test_a_restart_in_the_same_run_is_a_respawn_after_the_weavers_death_too(bench: Bench) -> None:
+    bench.registers(0, run="first")
+    bench.tells(10, compute=10.0)
+    bench.fails(10)
+
+    bench = bench.again(20)
+    bench.registers(40, run="first")
+
+    assert bench.seconds(40) == {"compute": 10.0, "respawn": 30.0}
+
+
+def test_a_run_that_lives_keeps_its_vacant_place_while_another_begins(bench: Bench) -> None:
+    for replica in ("train_0", "train_1"):
+        bench.registers(0, replica, run="first")
+        bench.tells(10, replica, compute=10.0)
+    bench.fails(10, "train_1", respawns=True)
+
+    bench.registers(20, "other_0", run="second")
+    bench.registers(30, "train_1", run="first")
+
+    assert bench.seconds(30)["respawn"] == 20.0
 
 
 def test_of_thousands_each_is_heard_less_often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
