@@ -2,7 +2,7 @@
 
 import { Columns } from '../src/lib/store/columns';
 import { COLUMNS, NONE, type Column } from '../src/lib/store/frames';
-import type { Aggregate, DeviceInfo, ReplicaInfo, Snapshot, WeaverEvent } from '../src/lib/types';
+import type { Aggregate, DeviceInfo, ReplicaInfo, Run, Snapshot, WeaverEvent } from '../src/lib/types';
 
 export function replica(id: string, given: Partial<ReplicaInfo> = {}): ReplicaInfo {
   return {
@@ -33,6 +33,38 @@ export function replica(id: string, given: Partial<ReplicaInfo> = {}): ReplicaIn
     instance: 'i',
     seq: 0,
     user: 'ada',
+    ...given,
+  };
+}
+
+export function run(name: string, given: Partial<Run> = {}): Run {
+  return {
+    id: `id-${name}`,
+    name,
+    state: 'running',
+    user: 'ada',
+    session: null,
+    groups: [name],
+    reason: null,
+    by: null,
+    first: null,
+    began: 1000,
+    ended: null,
+    step: null,
+    max_step: null,
+    ranks: 1,
+    replicas: {},
+    restarts: 0,
+    command: [],
+    commit: null,
+    clean: null,
+    tags: [],
+    note: '',
+    archived: false,
+    parent: null,
+    config: {},
+    summary: {},
+    left_out: [],
     ...given,
   };
 }
