@@ -60,8 +60,8 @@ class Goodput:
 
         Args:
             last_sign: when the process before it was last heard of.
-            run: the run that the process is in. It takes no slot that a process of another run left: the other run is
-                over, and nothing was started again in it.
+            run: the run that the process is in. It takes no slot that a process of another run left: the other run
+                is over, and nothing was started again in it.
         """
         known = self._jobs.get(job)
         if known is None:

@@ -351,7 +351,7 @@ def test_a_job_that_was_given_up_begins_anew(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("respawns", [False, True], ids=["not awaited", "awaited"])
-@pytest.mark.parametrize("names", [("train_0", "train_1"), ("other_0", "other_1")], ids=["same names", "other names"])
+@pytest.mark.parametrize("names", [("train_0", "train_1"), ("other_0", "other_1")], ids=["same", "other"])
 def test_a_new_run_is_no_respawn_of_the_one_before(bench: Bench, names: tuple[str, str], respawns: bool) -> None:
     for replica in ("train_0", "train_1"):
         bench.registers(0, replica, run="first")
