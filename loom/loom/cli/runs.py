@@ -10,10 +10,14 @@ import typer
 
 from loom.cli.options import Json, Since, Until, UserAccess, asking, read_moment, weaver_clock
 from loom.cli.output import counted, print_json, print_table, say, say_lines, show, when
-from loom.errors import WrongArguments
+from loom.errors import NotFound, WrongArguments
 
 if TYPE_CHECKING:
-    from loom.weaver.run_views import RunInfo, Summary
+    from loom.weaver.run_views import RunDetails, RunInfo, Summary
+    from loom_proxy.weaver.client import WeaverProxy
+
+MAX_TREE = 100
+"""Runs in the tree of a run's parents and children."""
 
 app = typer.Typer(help="The runs of your trainings, also ended ones.", no_args_is_help=True)
 
@@ -74,7 +78,8 @@ def list_(
 @asking
 def show_(access: UserAccess, run: RunName, as_json: Json = False) -> None:
     """Show a run: how it was started, what has changed while it ran, and how it ended."""
-    one = access.weaver().run(run).details()
+    weaver = access.weaver()
+    one = weaver.run(run).details()
     if as_json:
         print_json(one.to_body())
         return
@@ -92,6 +97,8 @@ def show_(access: UserAccess, run: RunName, as_json: Json = False) -> None:
         "tags": ", ".join(one.tags) or None,
     }
     print_table("start", ["", ""], [[name, value] for name, value in facts.items() if value not in (None, "")])
+    if one.parent or one.children:
+        print_table("runs", ["", "run", "state", "from"], _tree(weaver, one))
     if one.config:
         print_table(
             "configuration at the start",
@@ -232,6 +239,38 @@ def _text(value: Any) -> str | None:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {one}" for key, one in value.items())
     return None if value is None else str(value)
+
+
+def _tree(weaver: WeaverProxy, shown: RunDetails) -> list[list[Any]]:
+    """Return a row for each run that a run continues, for itself, and for those that continue it, as a tree."""
+    above, found, seen = [], shown, {shown.id}
+    while found.parent is not None and len(above) < MAX_TREE and found.parent["run"] not in seen:
+        try:
+            found = weaver.run(found.parent["run"]).details()
+        except NotFound:  # it was removed
+            break
+        above.append(found)
+        seen.add(found.id)
+    rows = []
+    for depth, one in enumerate([*reversed(above), shown]):
+        rows.append([_branch(depth, one.name), one.id, one.state, _from(one.parent)])
+    below = [(len(above) + 1, child) for child in reversed(shown.children)]
+    while below and len(rows) < MAX_TREE:
+        depth, child = below.pop()
+        rows.append([_branch(depth, child["name"]), child["run"], child["state"], _from(child)])
+        if child["run"] not in seen:
+            seen.add(child["run"])
+            further = weaver.run(child["run"]).details().children
+            below += [(depth + 1, each) for each in reversed(further)]
+    return rows
+
+
+def _branch(depth: int, name: str) -> str:
+    return f"{'   ' * (depth - 1)}└─ {name}" if depth else name
+
+
+def _from(parent: Mapping[str, Any] | None) -> str | None:
+    return None if parent is None else f"{parent['kind']} at step {parent['step']:,}"
 
 
 def _numbers(summary: Summary) -> list[str]:

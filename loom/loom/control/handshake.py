@@ -9,7 +9,7 @@ the key are unpacked; other values are passed over without making them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ import msgpack
 
 from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_NAME, MAX_VALUES, Frame, check_count, optional_text, printable, values
-from loom.control.run_start import START
+from loom.control.run_start import START, RunParent
 from loom.errors import ProtocolMismatch
 from loom.wire.length_prefix import LENGTH
 
@@ -198,6 +198,11 @@ class ThreadletHello(Frame, kind="hello"):
     offers: Offers = EVERYTHING_OFFERED
     start: str | None = None
     """Id of the start that the process belongs to, which is that of its run; None if nothing has given one."""
+    parent: RunParent | None = None
+    """The run that the start continues; on the link its text, left out with the next field if
+    there is none."""
+    branch_config: Mapping[str, Any] = field(default_factory=dict)
+    """Of a branch: the values that the process applies by itself before its first step."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -205,6 +210,10 @@ class ThreadletHello(Frame, kind="hello"):
         fields["state"] = None if self.state is None else self.state.value
         fields["cohort"] = None if self.cohort is None else self.cohort.to_body()[1:]
         fields["offers"] = self.offers.to_body()[1:]
+        if self.parent is None:  # as for most
+            del fields["parent"], fields["branch_config"]
+        else:
+            fields["parent"] = str(self.parent)
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
@@ -263,6 +272,8 @@ class ThreadletHello(Frame, kind="hello"):
             restarted=check_count("restarted", fields.get("restarted")) or 0,
             offers=Offers.from_body([Offers.KIND, *offers]),
             start=start,
+            parent=RunParent.read(optional_text(fields, "parent") or ""),
+            branch_config=values("branch_config", fields.get("branch_config", {})),
         )
 
 

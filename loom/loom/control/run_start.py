@@ -5,15 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from loom.control.frame import MAX_NAME, Frame, pack_value
+from loom.control.frame import MAX_COUNT, MAX_NAME, Frame, pack_value
 
 START_VARIABLE = "LOOM_RUN_ID"
 """The environment variable with the id of the start that the processes below belong to: that of their run."""
 
 COMMAND_VARIABLE = "LOOM_RUN_COMMAND"
 """The environment variable with the command line of ``loom run``, as JSON."""
+
+PARENT_VARIABLE = "LOOM_RUN_PARENT"
+"""The environment variable that names the run that a start continues, and where: ``KIND:RUN:STEP``."""
+
+LAUNCHER_VARIABLE = "LOOM_RUN_LAUNCHER"
+"""The environment variable with the id of the process that ``loom run`` became, and its folder: ``PID FOLDER``."""
+
+PARENT_KINDS = ("branch", "restart", "requeue")
 
 MAX_START = 64
 """Characters of the id of a start."""
@@ -29,6 +37,29 @@ MAX_ARGUMENTS = 1000
 
 MAX_FACT = 4096
 """Characters of a text among the facts."""
+
+
+class RunParent(NamedTuple):
+    """The run that another one continues."""
+
+    run: str
+    """Its id."""
+    step: int
+    """The step of the checkpoint with which the other one begins."""
+    kind: str
+    """``branch``, ``restart`` or ``requeue``."""
+
+    @classmethod
+    def read(cls, text: str) -> RunParent | None:
+        """Return what `PARENT_VARIABLE` says; None if it says nothing that makes sense."""
+        kind, _, rest = text.partition(":")
+        run, _, step = rest.rpartition(":")
+        if kind not in PARENT_KINDS or not START.fullmatch(run) or not step.isdecimal() or int(step) >= MAX_COUNT:
+            return None
+        return cls(run, int(step), kind)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.run}:{self.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +105,11 @@ _CHECKS = {
     "clean": lambda value: type(value) is bool,
     "versions": _are_versions,
 }
+
+
+def branch_command(start: str) -> str:
+    """Return the id of the command by which the processes of a branch apply its values before their first step."""
+    return f"branch-{start}"
 
 
 def start_of_slurm(given: Mapping[str, str]) -> str | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from loom.branches.branch import own_branch
+from loom.branches.values import beginning
 from loom.control.commands import (
     COHORT_COMMANDS,
     FAULT_COMMANDS,
@@ -21,6 +24,7 @@ from loom.control.commands import (
 )
 from loom.control.handshake import EVERYTHING_OFFERED, Offers
 from loom.control.reports import MAX_REASON, Draining, Phase
+from loom.control.run_start import branch_command
 from loom.errors import describe_error
 from loom.threadlet.cohort import Way
 from loom.threadlet.cohort_member import CohortMember
@@ -110,6 +114,8 @@ class CommandApplier(StatusReporter):
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
         self.injectable = injectable
         """True if failures may be injected into this process."""
+        self._branch_command: str | None = None
+        """Id of the command by which a process of a branch takes the branch's values before its first step."""
         self._took: int | None = None  # `_published` when `get_config_update` returned a command last
         self._cohort = CohortMember(self._refusal, self._refuse, self._inbox.wake)
         self._gate = self._cohort.gate
@@ -187,7 +193,7 @@ class CommandApplier(StatusReporter):
             if self._drain_published not in (None, self._published):
                 self._stop = True
             self._look()
-            while (command := self._inbox.pop()) is not None:
+            while (command := self._next()) is not None:
                 self._apply(command, by_program=True)
                 if command.announced or command.kind not in FAULT_COMMANDS:
                     return self._given_to_program(command)
@@ -473,11 +479,35 @@ class CommandApplier(StatusReporter):
     def _advance(self, updates: bool) -> bool:
         """Apply the waiting commands; the caller holds `_applying`."""
         applied = False
-        while (command := self._inbox.pop(updates)) is not None:
+        while (command := self._next(updates)) is not None:
             applied = True
             self._apply(command)
         self._look()
         return applied
+
+    def begin_branch(self, start: str | None) -> None:
+        """Let a process of a branch take the branch's values at its first step boundary, by a command of its own.
+
+        The weaver gives the command with that id when it hears of the process, and gets its acknowledgement.
+        """
+        branch = own_branch()
+        if branch is not None and branch.config and start is not None:
+            self._branch_command = branch_command(start)
+            self._inbox.receive(Command(self._branch_command, CommandKind.UPDATE_CONFIG, branch.config))
+
+    def _next(self, updates: bool = True) -> Command | None:
+        """Remove and return the next command. The relative values of a branch are resolved now."""
+        command, branch = self._inbox.pop(updates), own_branch()
+        if command is None or command.id != self._branch_command or branch is None:
+            return command
+        values = beginning(branch, self._registry, partial(self._value_at_start, branch.known))
+        return replace(command, params=values)
+
+    def _value_at_start(self, known: Mapping[str, Any], key: str) -> Any:
+        """Return the value of a key that its handler reads; else that of the branch's run, else this process's."""
+        read: dict[str, Any] = {}
+        self._registry.read_into(read, (key,))
+        return read.get(key, known.get(key, self._config.get(key)))
 
     def _look(self) -> None:
         """Acknowledge commands whose effect the loop has shown, and refuse commands that it has passed over."""
@@ -532,7 +562,8 @@ class CommandApplier(StatusReporter):
         if command.kind in FAULT_COMMANDS:
             return self._inject(command)
         made = Application(command)
-        if command.kind in _TOGETHER and self._cohort.place is not None and self._sends_to_cohorts:
+        together = command.kind in _TOGETHER and command.id != self._branch_command
+        if together and self._cohort.place is not None and self._sends_to_cohorts:
             made.reason = _TOO_EARLY
             made.verdict = CohortVerdict.MOVED if self._cohort.follows else None
             return self._acknowledge(made)
@@ -712,6 +743,10 @@ class CommandApplier(StatusReporter):
     def _acknowledge(self, made: Application) -> None:
         reason = made.reason or "; ".join(made.refused.values()) or None
         step = self._whole_step() if made.step is None else made.step
+        if made.command.id == self._branch_command and (branch := own_branch()) is not None:
+            step = branch.step if step is None else step
+            if reason is not None:
+                _log.error("the branch of %s begins without a value: %s", branch.run, reason)
         acknowledgement = Acknowledgement(
             reason is None,
             step,

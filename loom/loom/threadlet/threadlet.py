@@ -40,12 +40,13 @@ from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from loom.branches.branch import own_branch
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address, was_spawned, weaver_address
 from loom.control.commands import CommandKind
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.handshake import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
 from loom.control.reports import PeerFailure, PeerFailures, Phase, Registration, TimeAccount
-from loom.control.run_start import read_start
+from loom.control.run_start import PARENT_VARIABLE, RunParent, read_start
 from loom.devices import LocalDevice, own_devices
 from loom.errors import Conflict, WrongArguments, describe_error
 from loom.process.threads import keep_going
@@ -181,6 +182,7 @@ class Threadlet(CommandApplier):
         self._respawns = os.environ.get("LOOM_RESPAWNS") == "1" if respawns is None else respawns
         nowhere = address is None and find_weaver is None
         super().__init__(dict(config or {}), not nowhere, injectable)
+        self.begin_branch(self._start)
         self._peers = PeerWatch()
         evictions.add(self)
         if nowhere:
@@ -398,6 +400,8 @@ class Threadlet(CommandApplier):
             restarted=_ranks_started_again(),
             offers=self.offers(),
             start=self._start,
+            parent=RunParent.read(os.environ.get(PARENT_VARIABLE, "")),
+            branch_config={} if (branch := own_branch()) is None else branch.config,
         )
 
     def _plain_config(self) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from loom.control.commands import (
     Command,
     CommandKind,
 )
-from loom.control.handshake import CohortPlace
+from loom.control.handshake import CohortPlace, ThreadletHello
 from loom.control.latencies import Latencies
+from loom.control.run_start import branch_command
 from loom.errors import CommandIdTaken, LimitReached, NotFound, WrongArguments, because
 from loom.weaver.cohort_commands import CohortCommands
 from loom.weaver.cohorts import Cohorts, Overrides
@@ -142,17 +143,20 @@ class CommandDispatcher:
         by: str,
         now: float,
         cause: int | None,
+        together: bool = True,
     ) -> GivenCommand:
-        """Give a command to the replicas that `select` has found for a target."""
+        """Give a command to the replicas that `select` has found for a target, to ranks of a job ``together``."""
         there, acknowledgements = selected
         for replica in there:
             if replica.state not in LIVING:
                 acknowledgements[replica.id] = Acknowledgement.failed(self.why_ended(replica))
-        cohorts, refused_cohorts = self._cohorts.sort(command.kind, there, now)
-        acknowledgements |= refused_cohorts
-        for id, made in self._cohorts.not_offered(command, there, cohorts).items():
-            acknowledgements.setdefault(id, made)
-            cohorts.pop(id, None)
+        cohorts: dict[str, str] = {}
+        if together:
+            cohorts, refused_cohorts = self._cohorts.sort(command.kind, there, now)
+            acknowledgements |= refused_cohorts
+            for id, made in self._cohorts.not_offered(command, there, cohorts).items():
+                acknowledgements.setdefault(id, made)
+                cohorts.pop(id, None)
         unknown = (id for id in acknowledgements if id not in self._known.replicas)
         names = [*(replica.id for replica in there), *unknown]
         given = GivenCommand(command, target, by, now, names, cohorts=cohorts)
@@ -174,6 +178,23 @@ class CommandDispatcher:
             self.cohort_commands.begin(given, cohort, now)
         self._outbox.urgent = True
         return given
+
+    def begin_branch(self, replica: Replica, hello: ThreadletHello, now: float) -> None:
+        """Expect the acknowledgement of the values with which the process of a branch begins by itself.
+
+        It knows the command by its start. Each rank applies it alone, at its first step, which all make together.
+        """
+        if not hello.branch_config or hello.parent is None or hello.start is None:
+            return
+        id = branch_command(hello.start)
+        given = self._known.commands.get(id)
+        if given is None:
+            command = Command(id, CommandKind.UPDATE_CONFIG, hello.branch_config)
+            by = f"branch of {hello.parent.run}"
+            given = self._send(command, ([replica], {}), [replica.id], by, now, None, together=False)
+        elif (made := given.acknowledgements.get(replica.id)) is None or not made.ok:
+            self._known.commands.give_to(given, [replica.id], None)
+            self.send_frames(given, [replica])
 
     def send_again(self, replica: Replica) -> None:
         """Send a replica that has connected the commands that it has not acknowledged."""

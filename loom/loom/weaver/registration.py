@@ -85,6 +85,7 @@ class ThreadletRegistration:
         self._dispatcher.send_again(replica)
         if not again:
             self._dispatcher.tell_of_devices(replica, event, now)
+            self._dispatcher.begin_branch(replica, hello, now)
         self._dispatcher.restore(replica, now)
         self._dispatcher.cohort_commands.tick(now)
         self._outbox.urgent = True

@@ -63,7 +63,8 @@ class RunInfo(View):
     note: str = ""
     archived: bool = False
     parent: Mapping[str, Any] | None = None
-    """The run that this one was made from; None for a start of its own."""
+    """The ``run`` that this one continues, the ``step`` of the checkpoint with which it began, and the ``kind``:
+    ``branch``, ``restart`` or ``requeue``; None for a start of its own. Details have its ``name``, too."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration at the start."""
     summary: Mapping[str, Summary] = field(default_factory=dict)
@@ -95,6 +96,8 @@ class RunDetails(RunInfo):
     timeline: tuple[Mapping[str, Any], ...] = ()
     """Marks, the oldest first: ``kind``, ``time``, ``event`` (the id of the first event of it), ``step`` and what
     the kind has beside them, as the guide's page about the runs of trainings lists it."""
+    children: tuple[Mapping[str, Any], ...] = ()
+    """The runs that continue this one, the first first: ``run``, ``name``, ``state``, ``step`` and ``kind``."""
     marks_left_out: int = 0
     """Marks for which there was no room."""
 

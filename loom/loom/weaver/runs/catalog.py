@@ -96,12 +96,17 @@ class Catalog:
         known = self._runs.ranks_before(run, MAX_MEMBERS)
         timeline = self._runs.timeline(run)
         metrics = {name for one in self._ordered(run) for name in self._history.metrics(one, run.id)}
+        info = self._info(run)
+        if run.parent is not None:
+            before = self._runs.get(run.parent["run"])
+            info = replace(info, parent={**run.parent, "name": None if before is None else before.name})
         return RunDetails(
-            **vars(self._info(run)),
+            **vars(info),
             start=run.start or {},
             metrics=tuple(sorted(metrics)),
             members=tuple(members(known, run, MAX_MEMBERS)),
             timeline=tuple(dict(mark) for mark in timeline),
+            children=tuple(map(_child, self._runs.children(run))),
             marks_left_out=run.marks - len(timeline),
         )
 
@@ -175,6 +180,11 @@ def _step(run: Run) -> int | None:
         return run.step
     leads = (run.there[lead[1]].step for lead in run.leads.values() if lead[1] in run.there)
     return max((step for step in leads if step is not None), default=run.step)
+
+
+def _child(run: Run) -> dict[str, Any]:
+    parent = run.parent or {}
+    return {"run": run.id, "name": run.name, "state": run.state, "step": parent["step"], "kind": parent["kind"]}
 
 
 def _is_wanted(run: Run, asked: operations.GetRuns) -> bool:

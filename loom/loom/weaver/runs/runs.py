@@ -204,6 +204,8 @@ class Runs:
         if not id or id in self._runs or id in self._removed or id in self._of_start:
             id = uuid.uuid4().hex[:12]
         run = Run(id, hello.group, hello.session, now)
+        if hello.parent is not None and hello.parent.run != id:
+            run.parent = hello.parent._asdict()
         self._enter(run)
         return run
 
@@ -300,6 +302,11 @@ class Runs:
         if run is not None and (run.start is None or replica.leads):
             run.start = {**told.facts, "replica": replica.id}
             self._changed[run] = None
+
+    def children(self, run: Run) -> list[Run]:
+        """Return the runs that continue a run, the first first: those of its own session, if it has one."""
+        found = [one for one in self if one.parent is not None and one.parent["run"] == run.id]
+        return sorted((one for one in found if one.session == run.session), key=lambda one: one.began)
 
     def timeline(self, run: Run) -> list[dict[str, Any]]:
         return self._timeline.of(run)

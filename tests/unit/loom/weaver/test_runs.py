@@ -693,3 +693,53 @@ def test_garbage_in_an_operation_is_refused(bench: Bench, operation: str, argume
     Threadlet(bench, "train_0")
     with pytest.raises(LoomError):
         do(bench, operations.find_operation(operation).read(arguments))
+
+
+def test_a_branch_names_its_parent_which_names_its_children(bench: Bench) -> None:
+    die(bench, Threadlet(bench, "train_0", start="first"))
+    Threadlet(bench, "half_0", group="half", start="second", parent="branch:first:900")
+    Threadlet(bench, "half_0", group="half", start="second", parent="branch:first:900")
+    Threadlet(bench, "own_0", group="own", start="third", parent="branch:third:1")
+    Threadlet(bench, "odd_0", group="odd", start="fourth", parent="cousin:first:1")
+    Threadlet(bench, "theirs_0", group="theirs", start="fifth", parent="branch:first:1", session="s")
+
+    parents = {run.id: run.parent for run in runs(bench)}
+
+    branch = {"run": "first", "step": 900, "kind": "branch"}
+    assert parents.pop("fifth") == {**branch, "step": 1}
+    assert parents == {"first": None, "second": branch, "third": None, "fourth": None}
+    child = {"run": "second", "name": "half", "state": "running", "step": 900, "kind": "branch"}
+    assert details(bench, "first").children == (child,)
+    assert details(bench, "second").parent == {**branch, "name": "train"}
+    assert details(bench, "odd").parent is None
+    bench.commit()
+    assert details(bench, "first").children == (child,)
+
+
+def test_the_values_with_which_a_branch_begins_are_one_mark_of_all_ranks(bench: Bench) -> None:
+    wanted = {"learning_rate": "0.5x"}
+    both = [
+        Threadlet(
+            bench,
+            f"half_{rank}",
+            group="half",
+            rank=rank,
+            start="second",
+            parent="branch:first:900",
+            branch_config=wanted,
+            cohort=["c", rank, 2],
+        )
+        for rank in range(2)
+    ]
+    for one in both:
+        assert one.commands() == [("update_config", wanted)]
+        one.ack("branch-second", changes={"learning_rate": {"old": 0.1, "new": 0.05}})
+
+    (mark,) = [mark for mark in details(bench, "half").timeline if mark["kind"] == "command"]
+    assert (mark["applied"], mark["by"], mark["params"]) == (2, "branch of first", wanted)
+    assert mark["changes"] == {"learning_rate": {"old": 0.1, "new": 0.05}}
+
+    again = Threadlet(
+        bench, "half_0", group="half", rank=0, start="second", parent="branch:first:900", branch_config=wanted
+    )
+    assert again.commands() == []  # it was acknowledged; the process applies it by itself

@@ -1,0 +1,78 @@
+"""`Branch`: what the processes of a branch have to know, in an environment variable that all of them inherit."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+BRANCH_VARIABLE = "LOOM_BRANCH"
+"""The environment variable with a `Branch`, as JSON."""
+
+_log = logging.getLogger("loom")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A start of a run's command from one of its checkpoints."""
+
+    run: str
+    """Id of the run that it continues."""
+    step: int
+    """The step of the checkpoint."""
+    checkpoint: str
+    """The path of the checkpoint."""
+    folder: str
+    """The folder of the run's checkpoints, into which the branch writes nothing."""
+    own: str
+    """The folder that the branch has in its place."""
+    given: bool = False
+    """Whether the command itself names the checkpoint: nothing can tell whether it is loaded."""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """The values that commands had set in the run up to the step."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """The values to change; ``"0.5x"`` is relative to the run's value at the step."""
+    known: Mapping[str, Any] = field(default_factory=dict)
+    """The run's values at the step, as far as they are known."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The values with which it begins, as they were asked for."""
+        return {**self.kept, **self.changes}
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Branch:
+        """Return the branch that a text describes; raise ValueError, TypeError or KeyError if it describes none."""
+        found = json.loads(text)
+        return cls(**{name: found[name] for name in cls.__dataclass_fields__ if name in found})
+
+    def redirected(self, path: str) -> str:
+        """Return a path, or the one in the branch's own folder if it is in that of the run's checkpoints."""
+        inside = os.path.relpath(os.path.abspath(path), self.folder)
+        if inside == os.curdir:
+            return self.own
+        return path if inside.startswith(os.pardir) or self.owns(path) else os.path.join(self.own, inside)
+
+    def owns(self, path: str) -> bool:
+        """Return whether a path is in the branch's own folder, which may lie in that of the run's."""
+        return os.path.abspath(path) == self.own or os.path.abspath(path).startswith(self.own + os.sep)
+
+
+@functools.cache
+def own_branch() -> Branch | None:
+    """Return the branch that this process is of; None for every other process."""
+    text = os.environ.get(BRANCH_VARIABLE)
+    if not text:
+        return None
+    try:
+        return Branch.read(text)
+    except (ValueError, TypeError, KeyError) as error:
+        _log.error("%s describes no branch, and is ignored: %r", BRANCH_VARIABLE, error)
+        return None
