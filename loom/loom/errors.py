@@ -232,6 +232,10 @@ class RunLives(Conflict, code="run_lives", http_status=409):
     """The run has processes that live: only an ended one is removed."""
 
 
+class BranchRefused(Conflict, code="branch_refused", http_status=409):
+    """A run cannot be branched in this way, or from here; the text says why, and what to call instead."""
+
+
 class SessionInUse(Conflict, code="session_in_use"):
     """Another client is connected to the session."""
 

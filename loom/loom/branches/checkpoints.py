@@ -76,8 +76,7 @@ def choose(folders: Sequence[str], step: int | None, run: str) -> tuple[FoundOnD
     wanted = "" if step is None else f" at or before step {step:,}"
     there = f"there are those of steps {listed}" if steps else "there is none"
     raise NotFound(
-        f"run {run!r} has no checkpoint{wanted}: {there} in {where}. Name another folder with --checkpoints",
-        code="unknown_checkpoint",
+        f"run {run!r} has no checkpoint{wanted}: {there} in {where}. Name another folder with --checkpoints"
     )
 
 

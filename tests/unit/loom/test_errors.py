@@ -20,6 +20,7 @@ ActorError              actor_error             500 1
 AuditUnavailable        audit_unavailable       503 1 ConnectionError OSError
 AuthenticationError     authentication          401 6 PermissionError OSError
 BadPlan                 bad_plan                422 2 ValueError
+BranchRefused           branch_refused          409 1
 CheckpointBroken        checkpoint_broken       500 1
 CheckpointError         checkpoint              500 1
 CheckpointNotWritten    checkpoint_not_written  500 1 OSError
