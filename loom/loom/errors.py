@@ -322,6 +322,10 @@ class SyncFailed(LoomError, code="sync_failed"):
     """A host could not store a synced folder, or no longer has it; the text says which host and why."""
 
 
+class EnvironmentFailed(LoomError, code="environment_failed"):
+    """A host could not make the environment of a project's packages; the text has the tool's last lines."""
+
+
 # Meshes, endpoints and ports
 
 

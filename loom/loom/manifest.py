@@ -23,6 +23,9 @@ from loom.errors import LoomError, ProtocolMismatch, TooLarge
 
 MAX_FILES = 100_000  # files and links that a synced folder may have
 DEFAULT_LIMIT = 4 << 30  # bytes that a synced folder may have, unless ``LOOM_SYNC_LIMIT`` sets another limit
+SYNCED_AT = 1_000_000_000 * 10**9
+"""The modification time of every synced file, in nanoseconds since the epoch; another one shows a change."""
+
 Blob = tuple[str, int]  # a content's digest and size in bytes
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

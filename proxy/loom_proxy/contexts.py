@@ -390,6 +390,35 @@ def choose_gateway(
     return found
 
 
+def named_gateway(
+    named: str, token: TokenSource = None, ca: str | None = None, insecure: bool = False
+) -> GatewayChoice:
+    """Return the gateway of an address, or of a context.
+
+    The token is that of the argument, else ``LOOM_TOKEN``, else that of the context, or of the `loom up` on this
+    machine, with the address.
+
+    Raises:
+        UnknownContext: there is no context of the name.
+        ContextFileError, KeyringUnavailable: the context or its token cannot be read.
+    """
+    file = ContextFile()
+    contexts = file.read()
+    given = token or os.environ.get("LOOM_TOKEN")
+    if "://" not in named:
+        context: GatewayContext | None = contexts.named(named)
+    else:
+        context = next((one for one in contexts.by_name.values() if one.url.rstrip("/") == named.rstrip("/")), None)
+    if context is not None:
+        ca = ca or os.environ.get("LOOM_CA") or context.ca
+        token = given or context.read_token()
+        return GatewayChoice(context.url, token, ca, insecure or context.insecure, Origin.CONTEXT, context.name)
+    running = find_running(path_beside(file.path))
+    if given is None and running is not None and running[0].rstrip("/") == named.rstrip("/"):
+        return GatewayChoice(*running, ca, insecure, Origin.RUNNING)
+    return GatewayChoice(named, given, ca, insecure, Origin.ARGUMENT)
+
+
 def find_gateway(
     url: str | None = None, token: TokenSource = None, ca: str | None = None, insecure: bool = False
 ) -> GatewayChoice | None:

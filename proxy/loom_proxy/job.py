@@ -34,6 +34,7 @@ from loom_proxy.weaver.client import WeaverProxy
 
 if TYPE_CHECKING:
     from loom.tensors.tensors import Tensors
+    from loom_proxy.environment import JobEnvironment
 
 
 class JobState:
@@ -347,6 +348,26 @@ class Job:
             SyncFailed: a host cannot take the folder. After any error, no mesh has any of it.
         """
         return self._synced.sync(path, name, exclude, progress)
+
+    def env(self, path: str | os.PathLike[str] = ".") -> JobEnvironment:
+        """Make the environment of a project on every host, for processes that are spawned afterwards and for `run`.
+
+        Its packages come behind synced folders, and before those installed there. A process keeps what it has
+        imported: Monarch, and what that imports, are the cluster's. Equal lists are made once on a host, by uv;
+        where that is missing, by ``python -m venv`` and pip from a ``requirements.txt``.
+
+        Args:
+            path: a folder with ``uv.lock`` and ``pyproject.toml``, or with ``requirements.txt``; or the file.
+
+        Raises:
+            NotAFolder: ``path`` is neither a folder nor a file.
+            WrongArguments: it names no packages, or in a form that Loom does not bring, such as conda's.
+            EnvironmentFailed: a host cannot make it. Processes are spawned as before.
+            ProtocolMismatch: the cluster's Loom is too old.
+        """
+        from loom_proxy.environment import make_environment
+
+        return make_environment(self._calls, self.hosts, self._runs, path)
 
     def share(self, user: str, scope: Literal["view", "operate", "drive"] = "view") -> None:
         """Let another user of the gateway reach this session, in place of what the user could do before.

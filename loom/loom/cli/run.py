@@ -1,7 +1,8 @@
-"""``loom run``: starts a command here so that every process in it which trains takes part by itself.
+"""``loom run``: starts a command so that every process in it which trains takes part by itself.
 
-The command takes this process's place, so that its input, output, signals and exit code are its own. This module is
-imported without the other commands, because they take longer than what it does.
+It takes this process's place, so that its input, output, signals and exit code are its own. With ``--on`` it runs
+on a cluster, see `loom.cli.run_on`. This module is imported without the other commands, because they take longer
+than what it does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import typer
 
 from loom.cli.output import say
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
-from loom.control.run_start import COMMAND_VARIABLE, START_VARIABLE, start_of_slurm
+from loom.control.run_start import COMMAND_VARIABLE, MAX_COMMAND, START_VARIABLE, read_start, start_of_slurm
 from loom.errors import Conflict, Unavailable, WrongArguments
 from loom.instrument.training import (
     AUTO_VARIABLE,
@@ -45,9 +46,6 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 STARTS_WITHIN = 5.0
 """Seconds after which the command starts, whatever name server, keyring, gateway or weaver has not answered."""
 
-MAX_COMMAND = 16 << 10
-"""Characters of a command line that is told to the weaver: Linux bounds a variable to 128 KiB."""
-
 T = TypeVar("T")
 
 RANK_VARIABLES = ("RANK", "GROUP_RANK", "NODE_RANK", "PET_NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
@@ -61,14 +59,59 @@ def run(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the run. Default: that of the script.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="URL|CONTEXT", help="Run it on this cluster, with this folder and its packages."),
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=1, help="With --on: on this many hosts.")] = 1,
+    per_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="gpus=N|procs=N", help="With --on: this many ranks on each host, with torchrun's variables."
+        ),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|none",
+            help="With --on: the uv.lock or requirements.txt to bring; none for the cluster's packages.",
+        ),
+    ] = None,
+    container: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Refused: images are the workers'.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="With --on: do not follow it.")] = False,
+    token: Annotated[
+        str | None, typer.Option(help="With --on: the token. Default: LOOM_TOKEN, else that of the context.")
+    ] = None,
+    ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="With --on: your own authority.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="With --on: go without TLS.")] = False,
 ) -> None:
-    """Run a command here, such as python or torchrun: each process of it that trains can be watched and changed.
+    """Run a command such as python or torchrun: each process of it that trains can be watched and changed.
 
     Its processes that train are the replicas NAME_0, NAME_1, … of the group NAME. They report to LOOM_WEAVER, or to
     the weaver of the gateway that LOOM_URL, the current context or a running `loom up` names; without one the
     command runs all the same. Input, output, signals and the exit code are the command's.
+
+    With --on it runs on a cluster. This folder is synced, and the packages of its uv.lock or requirements.txt are
+    installed there. Its output and its exit code are shown here; Ctrl-C leaves it running.
     """
     group = _checked(default_name(command) if name is None else name)
+    if container is not None:
+        raise WrongArguments(
+            f"--container {container}: Loom starts no containers. Start the workers in the image (their pods, or "
+            f"`docker run {container} loom serve worker`), and run there with --on"
+        )
+    if on is not None:
+        from loom.cli.run_on import OnCluster, run_on
+
+        to = OnCluster(
+            on, hosts, per_host, env, detach, token, ca, insecure or bool(os.environ.get("LOOM_INSECURE"))
+        )
+        raise typer.Exit(run_on(to, command, group, read_start(os.environ.get(START_VARIABLE, "")) or new_start()))
+    for option, value in (("--hosts", hosts > 1), ("--per-host", per_host), ("--env", env), ("--detach", detach)):
+        if value:
+            raise WrongArguments(f"{option} needs --on URL or --on CONTEXT: without it, the command runs here")
     until = monotonic() + STARTS_WITHIN
     given = bool(os.environ.get(ADDRESS_VARIABLE))
     if (weaver := find_weaver(until)) is not None:
@@ -161,8 +204,13 @@ def start(given: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
     """
     told = json.dumps(list(command))
     named = START_VARIABLE in given or start_of_slurm(given) is not None
-    ids = {} if named else {START_VARIABLE: uuid.uuid4().hex[:12]}
+    ids = {} if named else {START_VARIABLE: new_start()}
     return {**ids, COMMAND_VARIABLE: told} if len(told) <= MAX_COMMAND else ids
+
+
+def new_start() -> str:
+    """Return an id for a start."""
+    return uuid.uuid4().hex[:12]
 
 
 def become(command: Sequence[str]) -> None:

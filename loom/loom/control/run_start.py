@@ -23,6 +23,12 @@ LAUNCHER_VARIABLE = "LOOM_RUN_LAUNCHER"
 
 PARENT_KINDS = ("branch", "restart", "requeue")
 
+MAX_COMMAND = 16 << 10
+"""Characters of a command line that is told to the weaver: Linux bounds a variable to 128 KiB."""
+
+CODE_VARIABLE = "LOOM_RUN_CODE"
+"""The environment variable with the facts of the code that ``loom run --on`` has brought, as JSON."""
+
 MAX_START = 64
 """Characters of the id of a start."""
 

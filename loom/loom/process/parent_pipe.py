@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _held: weakref.WeakSet[ParentPipe] = weakref.WeakSet()
 
@@ -62,6 +62,26 @@ def when_parent_ends(end: Callable[[], object], descriptor: int = 0) -> None:
         end()
 
     threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+
+
+_WATCHED = """
+(trap '' HUP INT QUIT TERM TSTP; exec </dev/null >/dev/null 2>&1; read _ <"/dev/fd/$1"; kill -KILL -$$) &
+if [ -n "$2" ]; then : <"$2"; fi
+shift 2
+exec "$@"
+"""
+
+
+def killed_with_pipe(command: Sequence[str], pipe: int, terminal: str = "") -> list[str]:
+    """Return a command that is killed, with its process group, when a pipe has no writer any more.
+
+    It has to be the first process of a session.
+
+    Args:
+        pipe: the end to read, which the command has to inherit.
+        terminal: the path of a terminal that becomes its controlling terminal.
+    """
+    return ["/bin/sh", "-c", _WATCHED, "loom", str(pipe), terminal, *command]
 
 
 def _release_in_a_fork() -> None:

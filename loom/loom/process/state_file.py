@@ -165,3 +165,15 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cache_folders() -> Iterator[Path]:
+    """Yield the folders that may be this machine's cache, the best first: ``LOOM_CACHE``, or the user's."""
+    chosen = os.environ.get("LOOM_CACHE")
+    if chosen:
+        yield Path(chosen).absolute()
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(home):
+        yield Path(home) / "loom"
+    yield Path(tempfile.gettempdir()) / f"loom-cache-{os.geteuid()}"

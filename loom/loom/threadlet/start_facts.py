@@ -23,6 +23,7 @@ from typing import Any
 from loom._version import __version__
 from loom.control.frame import Frame, pack_value
 from loom.control.run_start import (
+    CODE_VARIABLE,
     COMMAND_VARIABLE,
     MAX_ARGUMENTS,
     MAX_FACT,
@@ -86,7 +87,7 @@ def gather(host: str, gpus: Sequence[str]) -> dict[str, Any]:
     with suppress(Exception):  # a user id without a name
         facts["user"] = getpass.getuser()
     file = getattr(sys.modules.get("__main__"), "__file__", None)
-    facts |= _code(str(Path(file).resolve().parent) if file else facts.get("folder", "."))
+    facts |= _brought() or code_of(str(Path(file).resolve().parent) if file else facts.get("folder", "."))
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -138,7 +139,16 @@ def _versions() -> dict[str, str]:
     return {name: str(one) for name, one in {**found, "cuda": cuda}.items() if one is not None}
 
 
-def _code(folder: str) -> dict[str, Any]:
+def _brought() -> dict[str, Any]:
+    """Return the facts of code that was brought from another machine, where git knows it."""
+    with suppress(ValueError, TypeError, KeyError):
+        told = json.loads(os.environ[CODE_VARIABLE])
+        if isinstance(told, dict):
+            return {name: told[name] for name in ("commit", "branch", "clean", "tree") if name in told}
+    return {}
+
+
+def code_of(folder: str) -> dict[str, Any]:
     """Return git's commit and branch of a folder, and whether its tracked files are those of the commit."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:

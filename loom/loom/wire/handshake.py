@@ -33,6 +33,7 @@ CAPABILITIES = (
     "reads",
     "drops",
     "probes",
+    "launch",
 )
 """This side's abilities beyond the bare protocol."""
 

@@ -98,6 +98,10 @@ class HostMeshProxy(MeshProxy):
         name = plain(name, "name") or "anon"
         caller = self._whole.caller
         caller.check_open()
+        if caller.environment is not None:
+            from loom.launch.environment import bootstrap_in
+
+            bootstrap = bootstrap_in(caller.environment, bootstrap)
         options = (bootstrap, proc_bind, bootstrap_command, *self._marks)
         parts = caller.encoder.dumps(options, "spawn_procs (bootstrap, proc_bind, bootstrap_command)")
         ident = caller.send(SpawnProcs(self._ident, name, per_host), parts)

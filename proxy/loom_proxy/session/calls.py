@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from loom.bootstrap import BootstrapCommand, command_for_cluster
@@ -108,6 +108,9 @@ class NamedMeshes:
             self._all.pop(oldest, None)
 
 
+if TYPE_CHECKING:
+    from loom.launch.environment import EnvironmentEntry
+
 logger = logging.getLogger(__name__)
 
 KEPT_UNTIL_READ = frozenset({Call, CallOne, Choose, StreamCall, CollectAnswer})
@@ -129,6 +132,10 @@ class Calls(Waits):
         """True if the driver takes the trace ids of calls."""
         self.knows_cells = "cells" in welcome.capabilities
         """True if the driver runs the cells of notebooks."""
+        self.knows_launches = "launch" in welcome.capabilities
+        """True if the cluster has `loom.launch`."""
+        self.environment: EnvironmentEntry | None = None
+        """The environment that processes enter when they are spawned, from `Job.env`."""
         self._kept: Collection[type] = KEPT_UNTIL_READ if "reads" in welcome.capabilities else ()
         self._allowed = ALLOWED_BESIDE.get(welcome.mode, READING)  # to a client that does not drive
         self.encoder = Encoder(

@@ -21,14 +21,14 @@ import logging
 import os
 import shutil
 import stat
-import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from loom.errors import FileChanged, SyncFailed, TooLarge
-from loom.manifest import Blob, Manifest, TreeEntry, bytes_from_environment, human_size
+from loom.manifest import SYNCED_AT, Blob, Manifest, TreeEntry, bytes_from_environment, human_size
+from loom.process.state_file import cache_folders
 from loom.wire.messages import Buffer
 
 PARTIAL_AGE = 24 * 3600.0  # seconds after which the unfinished work of a killed process is removed
@@ -122,7 +122,6 @@ def _modified(path: Path) -> float:
 logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 16 << 30  # bytes to keep, unless ``LOOM_CACHE_LIMIT`` is set; trees in use may exceed them
-_STAMP = 1_000_000_000 * 10**9  # nanoseconds, every blob's modification time; another one shows a change
 
 _READ = 1 << 20
 
@@ -166,7 +165,7 @@ class TreeCache:
         """Return the cache in ``LOOM_CACHE`` or the user's cache directory. Raise `SyncFailed` if it cannot be."""
         limit = bytes_from_environment("LOOM_CACHE_LIMIT", DEFAULT_LIMIT)
         problems = []
-        for folder in _candidates():
+        for folder in cache_folders():
             try:
                 return cls(folder, limit)
             except OSError as error:
@@ -231,7 +230,7 @@ class TreeCache:
 
     def _publish(self, path: Path, name: str) -> None:
         path.chmod(0o555 if name.endswith("x") else 0o444)
-        os.utime(path, ns=(_STAMP, _STAMP))
+        os.utime(path, ns=(SYNCED_AT, SYNCED_AT))
         target = Path(self._blob_path(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
@@ -367,20 +366,9 @@ class TreeCache:
             trim(self.folder, self.limit)
 
 
-def _candidates() -> Iterator[Path]:
-    chosen = os.environ.get("LOOM_CACHE")
-    if chosen:
-        yield Path(chosen).absolute()
-        return
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if os.path.isabs(home):
-        yield Path(home) / "loom"
-    yield Path(tempfile.gettempdir()) / f"loom-cache-{os.geteuid()}"
-
-
 def _intact(path: str, size: int) -> bool:
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_mtime_ns == _STAMP
+    return stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_mtime_ns == SYNCED_AT

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from loom.process.parent_pipe import killed_with_pipe
+
 WINDOW = 1 << 20
 """Bytes of output that may be on their way. A program that prints more has to wait, as at a full pipe."""
 
@@ -123,17 +125,6 @@ LAST_OUTPUT = 0.5  # seconds for the output of what a command has left running; 
 
 HANGUP_GRACE = 2.0  # seconds that a command has to end after SIGHUP; then it is killed
 
-_WATCHED = """
-(trap '' HUP INT QUIT TERM TSTP; exec </dev/null >/dev/null 2>&1; read _ <"/dev/fd/$1"; kill -KILL -$$) &
-if [ -n "$2" ]; then : <"$2"; fi
-shift 2
-exec "$@"
-"""
-"""Runs a command whose process group is killed when the pipe $1 has no writer any more: when the rank has died.
-
-The first process of a session that opens a terminal, $2, gets it as its controlling terminal.
-"""
-
 
 class Spec(NamedTuple):
     """The command to run."""
@@ -217,7 +208,7 @@ class RankCommand:
     def _popen(self, spec: Spec, alive: int, terminal: str, *streams: int) -> subprocess.Popen[bytes]:
         command = spec.command or [_shell()]
         return subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHED, "loom", str(alive), terminal, *command],
+            killed_with_pipe(command, alive, terminal),
             stdin=streams[0],
             stdout=streams[1],
             stderr=streams[2],

@@ -17,6 +17,18 @@ class _Missing:
                 sys.stderr.write("loom run: no Loom in " + repr(sys.prefix) + ": its trainings are not reported\n")
 
 
+class _Brought:
+    """Finds Loom, and what it needs, in the Python that ``loom run --on`` has started this one from."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if path is None and name in ("loom", "loom_auto", "msgpack"):
+            from importlib.machinery import PathFinder
+
+            return PathFinder.find_spec(name, os.environ["LOOM_PACKAGES"].split(os.pathsep))
+
+
+if os.environ.get("LOOM_PACKAGES"):
+    sys.meta_path.append(_Brought())
 try:
     from loom_auto import start
 except Exception:  # noqa: BLE001 - a Python of another environment, or another version

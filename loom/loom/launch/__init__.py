@@ -1,0 +1,1 @@
+"""Commands on the hosts of a cluster: their environment, their folder and their ranks, for ``loom run --on``."""
