@@ -1,8 +1,10 @@
 import { describe, expect, it } from 'vitest';
 
-import { loadPast, NO_PAST, type Source } from '../src/lib/past';
+import { loadPast, NO_PAST } from '../src/lib/past';
+import type { loadCurves } from '../src/lib/runs.svelte';
 import { alone, joined, lossName, NO_POINTS, pointsOf, Series, withGaps, type Points } from '../src/lib/series';
-import type { MetricPoint } from '../src/lib/types';
+import type { CurveSection, Run } from '../src/lib/types';
+import { run } from './objects';
 
 function filled(points: number, kept: number, room?: number): Series {
   const series = new Series(kept, room);
@@ -92,41 +94,31 @@ describe('the loss', () => {
 });
 
 describe('the past of a job', () => {
-  const source = (histories: Record<string, Record<string, MetricPoint[]>>): Source => ({
-    loadMetrics: async (id) => Object.keys(histories[id] ?? (await Promise.reject(new Error('gone')))),
-    loadHistory: async (id, name) => Promise.resolve(histories[id]![name]!),
-  });
+  const section = (time: number[], step: number[], value: (number | null)[]): CurveSection => ({ time, step, value, low: value, high: value });
+  const answer = (...sections: CurveSection[]): typeof loadCurves => async (id, metric) =>
+    Promise.resolve({ run: id, metric, by: 'time', ranks: 1, curves: [{ replica: null, sections }], outliers: [] });
+  const of = (metric: string): Run => run('r', { summary: { [metric]: [1, 1, 1, 1] } });
 
-  it('has the mean of its replicas, and their steps a second', async () => {
-    const past = await loadPast(
-      source({
-        a: { 'train/loss': [[0, 0, 4], [1, 10, 2], [600, 6000, 1]] },
-        b: { 'train/loss': [[0, 0, 2], [1, 30, 'NaN'], [600, 6020, 3]] },
-      }),
-      ['a', 'gone', 'b'],
-    );
+  it('has the curve of its run, and the steps a second', async () => {
+    const past = await loadPast(of('train/loss'), answer(section([0, 1, 600], [0, 20, 6000], [4, null, 2])));
     expect(past.name).toBe('train/loss');
-    expect([[...past.losses.times], [...past.losses.values]]).toEqual([[0.3333333333333333, 600], [8 / 3, 2]].map((one) => one));
+    expect([[...past.losses.times], [...past.losses.values]]).toEqual([[0, 600], [4, 2]]);
     expect(past.rates.values.at(0)).toBe(20);
   });
 
-  it('has gaps where none ran, and no loss where there is none', async () => {
-    const points = Array.from({ length: 40 }, (_, second): MetricPoint => [second < 20 ? second : second + 100, second, 0.5]);
-    const past = await loadPast(source({ a: { reward: points } }), ['a']);
-    const { losses } = await loadPast(source({ a: { loss: points } }), ['a']);
+  it('has gaps where it did not run, and no loss where there is none', async () => {
+    const seconds = Array.from({ length: 20 }, (_, at) => at);
+    const sections = [section(seconds, seconds, seconds.map(() => 0.5)), section(seconds.map((one) => one + 120), seconds, seconds.map(() => 0.5))];
+    const past = await loadPast(of('reward'), answer(...sections));
+    const { losses } = await loadPast(of('loss'), answer(...sections));
     expect([past.name, past.losses.times.length]).toEqual([null, 0]);
     for (const curve of [past.rates, losses]) expect([...withGaps(curve).values].filter(Number.isNaN)).toHaveLength(1);
-    expect(Math.min(...past.rates.values)).toBe(1); // also of the first step after the gap
+    expect(Math.min(...past.rates.values)).toBe(1); // none between the sections
   });
 
   it('is nothing where nothing is known', async () => {
-    expect(await loadPast(source({ a: {} }), ['a'])).toEqual(NO_PAST);
-    expect(await loadPast(source({}), [])).toEqual(NO_PAST);
-  });
-
-  it('may be a single value', async () => {
-    const past = await loadPast(source({ a: { loss: [[7, 1, 0.5]] } }), ['a']);
-    expect([[...past.losses.times], [...past.losses.values]]).toEqual([[7], [0.5]]);
+    expect(await loadPast(run('r'))).toEqual(NO_PAST);
+    expect(await loadPast(of('loss'), answer())).toEqual({ ...NO_PAST, name: 'loss' });
   });
 });
 

@@ -3,7 +3,7 @@ import { describe, expect, it, vi } from 'vitest';
 
 import type { ReplicaInfo, Scope } from '../src/lib/types';
 import { find, inBrowser, NoObserver, openPage } from './app';
-import { aggregate, device, event, replica, snapshot } from './objects';
+import { aggregate, device, event, replica, run, snapshot } from './objects';
 
 const HOSTILE = '<img src=x onerror=alert(1)>';
 
@@ -140,7 +140,9 @@ describe('the curves of a job', () => {
     const asked: string[] = [];
     vi.stubGlobal('fetch', (url: URL) => {
       asked.push(decodeURIComponent(url.pathname));
-      const body = url.pathname.includes('/metrics/') ? { points: [[7, 1, 0.5]] } : { metrics: ['accuracy', 'train/loss'] };
+      const section = { time: [7], step: [1], value: [0.5], low: [0.5], high: [0.5] };
+      const living = run('train', { session: 's1', summary: { accuracy: [1, 1, 1, 1], 'train/loss': [1, 1, 1, 1] } });
+      const body = url.pathname.includes('/curves/') ? { curves: [{ replica: null, sections: [section] }] } : { runs: [living] };
       return Promise.resolve(new Response(JSON.stringify(body), { headers: { 'content-type': 'application/json' } }));
     });
     const tell: (() => void)[] = [];
@@ -161,7 +163,7 @@ describe('the curves of a job', () => {
     for (const one of tell) one();
     flushSync();
     await vi.waitFor(() => expect(find('job')!.textContent).toContain('train/loss (mean)'));
-    expect(asked.some((url) => url.includes('/train_0@s1/metrics/train/loss'))).toBe(true);
+    expect(asked.some((url) => url.includes('/runs/id-train/curves/train/loss'))).toBe(true);
   });
 });
 

@@ -53,8 +53,6 @@ function sentence(event: WeaverEvent): string {
       return `reconnected from ${text('host') || 'a host'}${at}`;
     case 'running':
       return `runs again${from(event)}`;
-    case 'registering':
-      return 'starts';
     case 'paused':
       return 'is paused';
     case 'draining':
@@ -94,6 +92,12 @@ function sentence(event: WeaverEvent): string {
       return `${text('by') || 'someone'} chose ${text('action')} for ${text('group')} when a device fails`;
     case 'fault_removed':
       return 'has no injected fault any more';
+    case 'run_began':
+      return `run ${text('name')} began`;
+    case 'run_ended':
+      return `run ${text('name')} ended: ${text('state')}${because(text('reason'))}`;
+    case 'run_changed':
+      return `run ${text('name')} was changed`;
     case 'weaver_started':
       return `the weaver started and knows ${plural(Number(event['replicas'] ?? 0), 'replica')}`;
     default:

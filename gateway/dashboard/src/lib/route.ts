@@ -6,6 +6,19 @@ export const VIEWS = ['overview', 'runs', 'compare', 'replicas', 'devices', 'ste
 
 export type View = (typeof VIEWS)[number];
 
+export const TITLES: Record<View, string> = {
+  overview: 'Overview',
+  runs: 'Runs',
+  compare: 'Compare',
+  replicas: 'Replicas',
+  devices: 'Devices',
+  steering: 'Steering',
+  goodput: 'Goodput',
+  chaos: 'Chaos',
+  sessions: 'Sessions',
+  meshes: 'Meshes',
+};
+
 export interface Route {
   view: View;
   /** What follows the view: the name of a job or of a session, or the ids of runs or of a replica. */

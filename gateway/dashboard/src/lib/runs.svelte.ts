@@ -1,6 +1,7 @@
 /** The list of runs, loaded by REST while a view shows it: when runs change, and the living ones every few seconds. */
 
 import { store } from './page';
+import { shown } from './shown.svelte';
 import type { Run, RunCurves } from './types';
 
 const MOST = 1000;
@@ -16,9 +17,11 @@ class Runs {
 
   #archived = false;
   #watchers = 0;
+  #user: string | null = null;
   #stop = (): void => undefined;
   #asking = false;
   #again = false;
+  #watch = 0; // counts the times that the list was begun to be watched: an answer to an earlier one is not taken
 
   /** Keep the list as it is in the weaver until the returned function is called. Of archived runs only those are listed, if asked for. */
   watch(archived = false): () => void {
@@ -34,6 +37,13 @@ class Runs {
   }
 
   #begin(): void {
+    this.#watch += 1;
+    this.#asking = this.#again = false;
+    if (this.#user !== shown.user) {
+      this.#user = shown.user;
+      this.list = [];
+      this.loaded = false;
+    }
     const stopFollowing = $effect.root(() => {
       $effect(() => {
         void store.runChanges; // at most every two seconds, and when a snapshot has come
@@ -58,15 +68,19 @@ class Runs {
     this.#asking = true;
     const began = Date.now();
     const archived = this.#archived;
+    const watch = this.#watch;
     try {
       const path = `runs?limit=${MOST}${archived ? '&archived=true' : ''}${state ? `&state=${state}` : ''}`;
       const { runs } = await store.gateway.request<{ runs: Run[] }>('GET', path);
+      if (watch !== this.#watch) return;
       if (archived === this.#archived) this.#take(runs, state !== undefined);
       this.error = null;
     } catch (error) {
+      if (watch !== this.#watch) return;
       this.error = (error as Error).message;
     }
     setTimeout(() => {
+      if (watch !== this.#watch) return;
       this.#asking = false;
       if (this.#again && this.#watchers) {
         this.#again = false;

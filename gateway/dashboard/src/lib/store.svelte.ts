@@ -159,6 +159,11 @@ export class Store extends Known {
     for await (const events of this.#requests.commands()) this.takeOld(events);
   }
 
+  /** Load whether the weaver stores what it is told, which is not pushed. */
+  async loadStatus(): Promise<void> {
+    this.status = await this.#requests.status();
+  }
+
   /** Load the timelines and all faults of jobs, which are not pushed. */
   async loadGoodput(job?: string): Promise<void> {
     const records = await this.#requests.goodput(job);

@@ -29,6 +29,9 @@ export interface WeaverStatus {
   commands: number;
   event: number;
   reports: number;
+  /** Since when nothing is stored, as on a full disk; null if everything is. */
+  undurable_since?: number | null;
+  undurable_reason?: string;
 }
 
 /** How a process ended, as far as its session has seen it. */

@@ -1,7 +1,7 @@
 /** What is loaded by REST, because the socket does not push it. */
 
 import type { Gateway } from '../api';
-import type { EndedSession, GoodputRecord, MetricPoint, SessionInfo, WeaverEvent } from '../types';
+import type { EndedSession, GoodputRecord, MetricPoint, SessionInfo, WeaverEvent, WeaverStatus } from '../types';
 
 const ABOUT_COMMANDS = ['command', 'policy', 'applied', 'refused', 'unanswered', 'fault_removed'];
 
@@ -27,6 +27,10 @@ export class Requests {
   /** The events of older commands and of what became of them. */
   async *commands(): AsyncGenerator<WeaverEvent[]> {
     for (const kind of ABOUT_COMMANDS) yield await this.events({ kind, limit: 1000 });
+  }
+
+  async status(): Promise<WeaverStatus> {
+    return await this.#gateway.request('GET', 'weaver/status');
   }
 
   async goodput(job?: string): Promise<GoodputRecord[]> {
