@@ -161,6 +161,8 @@ class Replica:
     """The id without the session, which tells replicas of several sessions apart."""
     link: Any = None
     """The replica's connection; None while it has none."""
+    origin: str = ""
+    """What the journal says of its process and of its run, with each report."""
     heard: float = 0.0
     progress: float = 0.0
     """When the replica was last seen to take a step or to begin to run, by the weaver's clock."""
@@ -186,10 +188,6 @@ class Replica:
     """The values of the process before that this one was given."""
     began_again: bool = False
     """True if its process has the place of an earlier one in its run."""
-    leads: bool = False
-    """True if it has the lowest rank of its group in its run."""
-    origin: str = ""
-    """What the journal says of its process and of its run, with each report."""
     tells_offers: bool = False
     """True once the replica has refused a command or a key beforehand, so that those who show it are told."""
     joined: float = -math.inf

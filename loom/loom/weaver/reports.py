@@ -113,7 +113,8 @@ class Reports:
 
     def _keep_reports(self, replica: Replica, reports: list[Row], before: int, now: float) -> None:
         """Keep the reports that are new and were taken."""
-        if _number(reports[0]) <= before or _number(reports[-1]) != replica.seq:
+        # The only one of a frame is new and was taken, or the replica would be no further than before.
+        if len(reports) > 1 and (_number(reports[0]) <= before or _number(reports[-1]) != replica.seq):
             taken = itertools.takewhile(lambda report: _number(report) <= replica.seq, reports)
             reports = [report for report in taken if report[0] > before]
         replica.reported = reports[-1][1]
@@ -122,7 +123,7 @@ class Reports:
 
     def _take_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         record, row, id = self._known.history.record, self._known.journal_id, replica.id
-        summarize = self._known.runs.summarize
+        runs = self._known.runs
         for report in reports:
             seq, time, step, epoch, max_step, metrics, config, *about = report
             if type(seq) is not int or seq >= MAX_COUNT:
@@ -142,8 +143,8 @@ class Reports:
             if metrics:
                 record(id, row, time, step, metrics)
                 replica.metrics.update(metrics)
-                if replica.leads:
-                    summarize(replica, step, metrics)
+                if id in runs.leads:
+                    runs.summarize(replica, step, metrics)
             if config:
                 self._report_config(replica, config, now)
             if about:

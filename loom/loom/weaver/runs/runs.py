@@ -69,6 +69,8 @@ class Runs:
         """The newest run of each group in a session."""
         self._ended: dict[str, None] = {}
         """The ids of the ended runs, in the order of their ends."""
+        self.leads: set[str] = set()
+        """The ids of the replicas that have the lowest rank of their group in their run."""
         self._ranks = 0
         """Ranks of all runs."""
         self._left: dict[str, Mapping[str, Any]] = {}
@@ -100,7 +102,8 @@ class Runs:
             known = self._runs.get(replica.run or "")
             if known is not None:
                 known.there[replica.id] = replica
-                replica.leads = any(lead[1] == replica.id for lead in known.leads.values())
+                if any(lead[1] == replica.id for lead in known.leads.values()):
+                    self.leads.add(replica.id)
                 if replica.state in LIVING:
                     known.living[replica.id] = None
                 self._history.enter(replica.id, known.id)
@@ -167,12 +170,12 @@ class Runs:
         run.there[replica.id] = replica
         run.living[replica.id] = None
         self._history.enter(replica.id, run.id)
-        former = run.there.get(run.leads.get(hello.group, (0, ""))[1])
-        replica.leads = run.take_lead(replica.id, hello.group, hello.rank)
-        if replica.leads:
+        former = run.leads.get(hello.group, (0, ""))[1]
+        if run.take_lead(replica.id, hello.group, hello.rank):
+            if former in run.there:
+                self.leads.discard(former)
+            self.leads.add(replica.id)
             run.configure(hello.config)
-            if former is not None and former is not replica:
-                former.leads = False
         self._goes_on(run)
         self._changed[run] = None
 
@@ -234,6 +237,7 @@ class Runs:
         self._left[_key(run, replica.id)] = about
         self._store.put("run_ranks", _key(run, replica.id), about)
         del run.there[replica.id]
+        self.leads.discard(replica.id)
         if replica.id in run.living:
             del run.living[replica.id]
             self._unsettled[run] = None
@@ -262,7 +266,7 @@ class Runs:
         run = None if replica is None else self._runs.get(replica.run or "")
         if replica is None or run is None:
             return
-        if event.kind == "config" and replica.leads:
+        if event.kind == "config" and replica.id in self.leads:
             news = {key: change["new"] for key, change in event.data["changes"].items()}
             if run.configure(news):
                 self._changed[run] = None
@@ -275,20 +279,20 @@ class Runs:
     def summarize(self, replica: Replica, step: int | None, metrics: Mapping[str, float]) -> None:
         """Take a status report, as for `Run.summarize`; it is stored with the replica's newest status."""
         run = self._runs.get(replica.run or "")
-        if run is not None and replica.leads:
+        if run is not None and replica.id in self.leads:
             run.summarize(replica.id, step, metrics)
 
     def save_summary(self, replica: Replica) -> None:
         """Write the summary with the next commit, if a replica's metrics are in it."""
         run = self._runs.get(replica.run or "")
-        if run is not None and replica.leads:
+        if run is not None and replica.id in self.leads:
             self._changed[run] = None
 
     def wants_facts(self, replica: Replica, now: float) -> bool:
         """Return whether a replica's process shall tell the facts of its run's start."""
         run = self._runs[replica.run or ""]
         teller = "" if run.start is None else run.start["replica"]
-        leads = replica.leads
+        leads = replica.id in self.leads
         if run.start is not None and (not leads or any(lead[1] == teller for lead in run.leads.values())):
             return False
         if not leads and now < run.asked + ASK_EVERY:
@@ -299,7 +303,7 @@ class Runs:
     def take_facts(self, replica: Replica, told: StartFacts, now: float) -> None:
         """Take the facts of a start, unless better ones are known."""
         run = self._runs.get(replica.run or "")
-        if run is not None and (run.start is None or replica.leads):
+        if run is not None and (run.start is None or replica.id in self.leads):
             run.start = {**told.facts, "replica": replica.id}
             self._changed[run] = None
 

@@ -117,6 +117,8 @@ class MetricHistory:
         self._write_after = write_after
         self._segments: dict[str, list[_Segment]] = {}
         """The segments of each replica; the last one gets its points."""
+        self._news: dict[str, dict[str, _Series]] = {}
+        """The series of each replica's last segment."""
         (next_chunk,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM chunks").fetchone()
         self._chunk_ids = itertools.count(next_chunk)
         (self._next_series,) = db.execute("SELECT COALESCE(MAX(id), 0) + 1 FROM series").fetchone()
@@ -134,6 +136,7 @@ class MetricHistory:
             if not segments or segments[-1].label != label:
                 segments.append(_Segment(label, {}))
             segments[-1].metrics[metric] = _Series(id, upto, totals[id])
+        self._news.update((id, segments[-1].metrics) for id, segments in self._segments.items())
         self._new_series: list[tuple[int, str, str, int]] = []
         self._new_in_runs: list[tuple[int, str]] = []
         """The run of each new series that is of one."""
@@ -176,6 +179,7 @@ class MetricHistory:
         if not segments or segments[-1].run != run:
             before = sum(one.run == run for one in segments)
             segments.append(_Segment(f"{run}{AGAIN}{before}" if before else run, {}))
+        self._news[replica] = segments[-1].metrics
 
     def label(self, replica: str) -> str:
         """Return the label that a replica's points have now, for `record_again`."""
@@ -192,18 +196,15 @@ class MetricHistory:
         segment: _Segment | None = None,
     ) -> None:
         """Take the metrics of a status report that is, or will be, in a row of the journal."""
-        if segment is None:
-            segments = self._segments.get(replica)
-            if not segments:
-                self.enter(replica, "")
-                segments = self._segments[replica]
-            segment = segments[-1]
-        known = segment.metrics
+        known = self._news.get(replica) if segment is None else segment.metrics
+        if known is None:
+            self.enter(replica, "")
+            known = self._news[replica]
         at = math.nan if step is None else step
         for name, value in metrics.items():
             series = known.get(name)
             if series is None:
-                series = self._begin(replica, segment, name, journal_id)
+                series = self._begin(replica, known, name, journal_id)
             points = series.open
             try:
                 points.extend((time, at, value))
@@ -373,8 +374,10 @@ class MetricHistory:
     def forget(self, commit: Commit, replica: str, kept: Callable[[str], bool] = lambda run: False) -> None:
         """Delete the history of a replica with a commit, except for the runs that are ``kept``."""
         segments = self._segments.pop(replica, [])
+        self._news.pop(replica, None)
         if staying := [one for one in segments if kept(one.run)]:
             self._segments[replica] = staying
+            self._news[replica] = staying[-1].metrics
         self._delete(
             commit, [one for segment in segments if segment not in staying for one in segment.metrics.values()]
         )
@@ -437,8 +440,7 @@ class MetricHistory:
         self._age(commit, now, {row[0] for row in rows})
         return next(iter(self._unwritten.values()), commit.journal_id + 1)
 
-    def _begin(self, replica: str, segment: _Segment, name: str, journal_id: int) -> _Series:
-        known = segment.metrics
+    def _begin(self, replica: str, known: dict[str, _Series], name: str, journal_id: int) -> _Series:
         if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
             raise ProtocolMismatch(f"the name of a metric has 1 to {_MAX_NAME} characters, not {name!r:.80}")
         if len(known) >= MAX_METRICS:
@@ -446,8 +448,8 @@ class MetricHistory:
         series = known[name] = _Series(self._next_series, journal_id - 1)
         self._next_series += 1
         self._new_series.append((series.id, replica, name, journal_id - 1))
-        if segment.label:
-            self._new_in_runs.append((series.id, segment.label))
+        if label := next(one.label for one in self._segments[replica] if one.metrics is known):
+            self._new_in_runs.append((series.id, label))
         return series
 
     def _row(self, series: _Series) -> _Row:
