@@ -13,7 +13,7 @@ from loom.cli.output import counted, print_json, print_table, say, say_lines, sh
 from loom.errors import NotFound, WrongArguments
 
 if TYPE_CHECKING:
-    from loom.weaver.run_views import RunDetails, RunInfo, Summary
+    from loom.weaver.run_views import MetricSummary, RunDetails, RunRecord
     from loom_proxy.weaver.client import WeaverProxy
 
 MAX_TREE = 100
@@ -203,22 +203,22 @@ def rm(
         say(f"{one.info.id} is removed")
 
 
-def _loss_of(runs: Iterable[RunInfo]) -> list[str]:
+def _loss_of(runs: Iterable[RunRecord]) -> list[str]:
     """Return the first metric that may be a loss, as a column."""
     names = [name for one in runs for name in one.summary if fnmatch.fnmatch(name.lower(), "*loss*")]
     return [f"summary.{names[0]}"] if names else []
 
 
-def _id(run: RunInfo, user: str | None) -> str:
+def _id(run: RunRecord, user: str | None) -> str:
     return f"{run.user}/{run.id}" if user == "*" else run.id
 
 
-def _steps(run: RunInfo) -> str:
+def _steps(run: RunRecord) -> str:
     of = "" if run.max_step is None else f" of {run.max_step:,}"
     return "" if run.step is None else f"{run.step:,}{of}"
 
 
-def _value(run: RunInfo, key: str) -> str | None:
+def _value(run: RunRecord, key: str) -> str | None:
     kind, _, name = key.partition(".")
     if kind == "summary":
         return None if name not in run.summary else f"{run.summary[name].last:.6g}"
@@ -227,7 +227,7 @@ def _value(run: RunInfo, key: str) -> str | None:
     raise WrongArguments(f"--column {key!r:.80}: write summary.METRIC or config.KEY")
 
 
-def _code(run: RunInfo) -> str | None:
+def _code(run: RunRecord) -> str | None:
     if run.commit is None:
         return None
     return run.commit[:12] + {True: "", False: ", with changes", None: ""}[run.clean]
@@ -243,7 +243,8 @@ def _text(value: Any) -> str | None:
 
 def _tree(weaver: WeaverProxy, shown: RunDetails) -> list[list[Any]]:
     """Return a row for each run that a run continues, for itself, and for those that continue it, as a tree."""
-    above, found, seen = [], shown, {shown.id}
+    above: list[RunDetails] = []
+    found, seen = shown, {shown.id}
     while found.parent is not None and len(above) < MAX_TREE and found.parent["run"] not in seen:
         try:
             found = weaver.run(found.parent["run"]).details()
@@ -273,7 +274,7 @@ def _from(parent: Mapping[str, Any] | None) -> str | None:
     return None if parent is None else f"{parent['kind']} at step {parent['step']:,}"
 
 
-def _numbers(summary: Summary) -> list[str]:
+def _numbers(summary: MetricSummary) -> list[str]:
     return [f"{value:.6g}" for value in summary[:3]]
 
 

@@ -25,7 +25,7 @@ from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
 from loom.weaver.device_failures import Action
-from loom.weaver.run_views import RunComparison, RunDetails, RunInfo
+from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord
 from loom.weaver.views import (
     CommandState,
     DeviceInfo,
@@ -684,7 +684,9 @@ class SetPolicy(
 
 
 @dataclass(frozen=True)
-class GetRuns(Operation, name="runs", route=RestRoute("GET", "/runs", "runs"), result=list[RunInfo], reach=LISTED):
+class GetRuns(
+    Operation, name="runs", route=RestRoute("GET", "/runs", "runs"), result=list[RunRecord], reach=LISTED
+):
     """Runs, the latest first, without what is large of their configurations and summaries."""
 
     run: Name | None = None
@@ -742,6 +744,31 @@ class GetRunHistory(
 
 
 @dataclass(frozen=True)
+class GetRunCurves(
+    Operation,
+    name="run_curves",
+    route=RestRoute("GET", "/runs/{run}/curves/{metric}"),
+    result=RunCurves,
+    reach=SHOWN,
+    of_runs=("run",),
+    large=True,
+):
+    """A metric of a run as curves over steps or time: of its lowest rank, a band of all ranks, or of each."""
+
+    run: str
+    metric: str
+    by: Name = "step"
+    """``step`` or ``time``; the unit of ``since`` and ``until``."""
+    since: float | None = None
+    until: float | None = None
+    points: Annotated[int, ArgumentBounds(ge=1, le=20_000)] = 500
+    ranks: Name = "one"
+    """``one``, ``band`` or ``each``."""
+    replica: Name | None = None
+    """The one whose curve is wanted with ``one``; by default as for the history."""
+
+
+@dataclass(frozen=True)
 class GetRun(
     Operation,
     name="run",
@@ -758,7 +785,7 @@ class GetRun(
 
 @dataclass(frozen=True)
 class NoteRun(
-    Operation, name="note_run", route=RestRoute("POST", "/runs/{run}/note"), result=RunInfo, of_runs=("run",)
+    Operation, name="note_run", route=RestRoute("POST", "/runs/{run}/note"), result=RunRecord, of_runs=("run",)
 ):
     """Set the note of a run, in Markdown."""
 
@@ -771,7 +798,7 @@ class NoteRun(
 
 @dataclass(frozen=True)
 class TagRun(
-    Operation, name="tag_run", route=RestRoute("POST", "/runs/{run}/tags"), result=RunInfo, of_runs=("run",)
+    Operation, name="tag_run", route=RestRoute("POST", "/runs/{run}/tags"), result=RunRecord, of_runs=("run",)
 ):
     """Add tags to a run, and remove others."""
 
@@ -785,7 +812,11 @@ class TagRun(
 
 @dataclass(frozen=True)
 class ArchiveRun(
-    Operation, name="archive_run", route=RestRoute("POST", "/runs/{run}/archive"), result=RunInfo, of_runs=("run",)
+    Operation,
+    name="archive_run",
+    route=RestRoute("POST", "/runs/{run}/archive"),
+    result=RunRecord,
+    of_runs=("run",),
 ):
     """Leave a run out of the list, or take it in again with ``back``."""
 
@@ -801,7 +832,7 @@ class RemoveRun(
     Operation,
     name="remove_run",
     route=RestRoute("DELETE", "/runs/{run}", refusals={409: "It lives."}),
-    result=RunInfo,
+    result=RunRecord,
     of_runs=("run",),
 ):
     """Remove an ended run with its points."""

@@ -200,7 +200,7 @@ class Liveness:
             replica.end_event = self._known.move(replica, Cause.EXPLAINED, now, replica.end_event, about)
         replica.end(end)
         self._known.save(replica)
-        self._known.runs.moved(replica)
+        self._known.runs.moved(replica, now)
         if replica.end_event is not None:
             self._known.events.amend(replica.end_event, **end.about())
 

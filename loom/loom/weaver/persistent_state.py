@@ -18,7 +18,7 @@ from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_failures import DeviceReplicaMap, Policy
 from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.replicas import Cause, Replica
-from loom.weaver.runs.runs import Runs
+from loom.weaver.runs.runs import KnownRuns
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import AGAIN, COMMITS, MetricHistory
@@ -64,7 +64,7 @@ class Registry:
         self.events = EventStore(store)
         self.history = MetricHistory(store)
         self.commands = Commands(store)
-        self.runs = Runs(store, self.history, self.commands, self.replicas)
+        self.runs = KnownRuns(store, self.events, self.history, self.commands, self.replicas)
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False
@@ -199,7 +199,7 @@ class Registry:
             replica.paused_at = replica.step
         elif after not in LIVING:
             self._ended[replica.id] = None
-        self.runs.moved(replica)
+        self.runs.moved(replica, now)
         self.save(replica)
         data = {"from": before.value, "why": cause.value, "cause": by, **(about or {})}
         return self.events.append(now, after.value, replica.id, **data).id
@@ -293,7 +293,7 @@ class Registry:
                 break
             self._put(oldest[0])
         self.goodput.save(now)
-        self.runs.settle(now, self.events.last)
+        self.runs.settle(now)
         # Without changes, one commit each second still writes due points and makes old history coarser.
         if not (
             self.store.pending

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from loom.weaver.views import MetricValue, View
 
-R = TypeVar("R", bound="RunInfo")
+R = TypeVar("R", bound="RunRecord")
 
 
-class Summary(NamedTuple):
+class MetricSummary(NamedTuple):
     """A metric of a run, of the lowest rank of a group."""
 
     last: MetricValue
@@ -26,7 +26,7 @@ class Summary(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunInfo(View):
+class RunRecord(View):
     """A run: the start of a training, and what became of it. Times are seconds since the epoch."""
 
     id: str
@@ -67,7 +67,7 @@ class RunInfo(View):
     ``branch``, ``restart`` or ``requeue``; None for a start of its own. Details have its ``name``, too."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The configuration at the start."""
-    summary: Mapping[str, Summary] = field(default_factory=dict)
+    summary: Mapping[str, MetricSummary] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     """Fields that lack parts in a list: they are too large."""
 
@@ -78,13 +78,13 @@ class RunInfo(View):
         return super().from_body({**body, **lists, "summary": summary})
 
 
-def _summary(values: Any) -> Summary:
+def _summary(values: Any) -> MetricSummary:
     last, least, most, step = values
-    return Summary(float(last), float(least), float(most), step)
+    return MetricSummary(float(last), float(least), float(most), step)
 
 
 @dataclass(frozen=True)
-class RunDetails(RunInfo):
+class RunDetails(RunRecord):
     """A run with its start, its ranks and its timeline."""
 
     start: Mapping[str, Any] = field(default_factory=dict)
@@ -106,11 +106,11 @@ class RunDetails(RunInfo):
 class RunComparison(View):
     """The differences of two runs. In each pair the first run's value comes first; None stands for none."""
 
-    runs: tuple[RunInfo, ...]
+    runs: tuple[RunRecord, ...]
     config: Mapping[str, tuple[Any, Any]]
     start: Mapping[str, tuple[Any, Any]]
     """Facts of the starts."""
-    summary: Mapping[str, tuple[Summary | None, Summary | None]]
+    summary: Mapping[str, tuple[MetricSummary | None, MetricSummary | None]]
     """Of all metrics, also of equal ones."""
     step: int | None = None
     at_step: Mapping[str, tuple[MetricValue | None, MetricValue | None]] = field(default_factory=dict)
@@ -129,5 +129,27 @@ class RunComparison(View):
             name: tuple(None if one is None else float(one) for one in pair)
             for name, pair in body["at_step"].items()
         }
-        runs = tuple(map(RunInfo.from_body, body["runs"]))
+        runs = tuple(map(RunRecord.from_body, body["runs"]))
         return super().from_body({**body, "runs": runs, "summary": summary, "at_step": at})
+
+
+@dataclass(frozen=True)
+class RunCurves(View):
+    """A metric of a run as curves. Where more points are stored than were asked for, each is a mean of several."""
+
+    run: str
+    metric: str
+    by: str
+    ranks: int = 0
+    """Replicas of the run that have the metric."""
+    drawn: int = 0
+    """Those that the curves are made of: at most 64 each by itself, and 256 in a band, evenly chosen."""
+    curves: tuple[Mapping[str, Any], ...] = ()
+    """``replica`` (None for the band) and ``sections``: columns ``time``, ``step``, ``value``, ``low``, ``high``.
+
+    In a section steps rise, and no process of it began. None stands for values that are not finite. A band's value
+    is the mean of its ranks, its ``low`` and ``high`` are the extremes.
+    """
+    outliers: tuple[Mapping[str, Any], ...] = ()
+    """``replica``, ``value`` and ``distance`` of living ranks whose newest value is far from the others', the
+    farthest first: the distance from the median in median absolute deviations, None if it is not finite."""

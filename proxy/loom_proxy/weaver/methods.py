@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loom.control.operations import Ask
 from loom.control.profiles import DEFAULT_SECONDS
 from loom.errors import LoomError, WrongArguments
-from loom.weaver.run_views import RunDetails, RunInfo
+from loom.weaver.run_views import RunDetails, RunRecord
 from loom.weaver.views import (
     DeviceInfo,
     GoodputRecord,
@@ -531,7 +531,7 @@ class WeaverMethods:
             "archived": archived or None,
         }
         found = self._ask("runs", **wanted, sort=sort, limit=limit)
-        return TrainingRuns(TrainingRun(self._ask, RunInfo.from_body(one)) for one in found)
+        return TrainingRuns(TrainingRun(self._ask, RunRecord.from_body(one)) for one in found)
 
     def run(self, run: str) -> TrainingRun:
         """Return a run by its id, the beginning of its id, or its name: then the latest one.

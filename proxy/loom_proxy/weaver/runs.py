@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.control.operations import Ask
 from loom.extras import require
-from loom.weaver.run_views import RunComparison, RunDetails, RunInfo
+from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord
 from loom.weaver.views import MetricPoint
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class TrainingRun:
-    """A run, with the fields of `loom.weaver.run_views.RunInfo` as they were when it was read.
+    """A run, with the fields of `loom.weaver.run_views.RunRecord` as they were when it was read.
 
     Those of `loom.weaver.run_views.RunDetails`, such as ``timeline`` and ``members``, are read when needed.
     """
 
-    def __init__(self, ask: Ask, info: RunInfo) -> None:
+    def __init__(self, ask: Ask, info: RunRecord) -> None:
         self._ask = ask
-        self.info: RunInfo = info
+        self.info: RunRecord = info
         """The fields, as one object."""
         self._details: RunDetails | None = info if isinstance(info, RunDetails) else None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        if name in RunInfo.__dataclass_fields__ and name not in self.info.left_out:
+        if name in RunRecord.__dataclass_fields__ and name not in self.info.left_out:
             return getattr(self.info, name)
         if name in RunDetails.__dataclass_fields__:
             return getattr(self.details(), name)
@@ -77,6 +77,28 @@ class TrainingRun:
         """
         found = self._ask("run_history", run=self.info.id, metric=metric, replica=replica, points=points)
         return [MetricPoint(at, step, float(value)) for at, step, value in found]
+
+    def curves(
+        self,
+        metric: str,
+        by: str = "step",
+        ranks: str = "one",
+        since: float | None = None,
+        until: float | None = None,
+        points: int = 500,
+    ) -> RunCurves:
+        """Return a metric as curves over steps or time, in sections that begin where a process began again.
+
+        Args:
+            by: ``step`` or ``time``, the unit of ``since`` and ``until``.
+            ranks: ``one``, the lowest; ``band``, one curve with the mean and extremes of all; or ``each``.
+            points: of each curve, at most; if there are more, they are averaged.
+
+        Raises:
+            WrongArguments: the run has no such metric.
+        """
+        wanted = {"by": by, "ranks": ranks, "since": since, "until": until, "points": points}
+        return RunCurves.from_body(self._ask("run_curves", run=self.info.id, metric=metric, **wanted))
 
     def to_pandas(self, *metrics: str) -> pandas.DataFrame:
         """Return the curves of metrics as a data frame by step, a column for each; by default of all metrics.
@@ -119,7 +141,7 @@ class TrainingRun:
         self._edited(self._ask("remove_run", run=self.info.id))
 
     def _edited(self, answer: Mapping[str, Any]) -> None:
-        self.info, self._details = RunInfo.from_body(answer), None
+        self.info, self._details = RunRecord.from_body(answer), None
 
 
 class TrainingRuns(list[TrainingRun]):

@@ -14,9 +14,10 @@ from loom.control import operations
 from loom.control.arguments import check_name
 from loom.control.frame import pack_value
 from loom.errors import WrongArguments
-from loom.weaver.run_views import RunComparison, RunDetails, RunInfo, Summary
+from loom.weaver.run_views import MetricSummary, RunComparison, RunCurves, RunDetails, RunRecord
+from loom.weaver.runs.curves import CurveReader, outliers
 from loom.weaver.runs.run import Run
-from loom.weaver.runs.runs import Runs
+from loom.weaver.runs.runs import KnownRuns
 from loom.weaver.runs.timeline import members
 from loom.weaver.storage.history import MetricHistory
 
@@ -31,6 +32,9 @@ MAX_LEFT_OUT = 8
 
 MAX_AT_STEP = 50
 """Metrics of two runs that are compared at a step."""
+
+_DRAWN = {"one": 1, "band": 256, "each": 64}
+"""The most ranks of which the curves are made."""
 
 _SORTS = ("began", "ended", "name", "state", "step")
 _SHOWN = (
@@ -53,7 +57,7 @@ _EDITED = ("note", "archived", "parent")
 class Catalog:
     """The operations on a user's runs. ``urgent`` is called after an edit, whose answer follows the commit."""
 
-    def __init__(self, user: str, runs: Runs, history: MetricHistory, urgent: Callable[[], object]) -> None:
+    def __init__(self, user: str, runs: KnownRuns, history: MetricHistory, urgent: Callable[[], object]) -> None:
         self._user = user
         self._runs = runs
         self._history = history
@@ -63,22 +67,27 @@ class Catalog:
             operations.GetRun: lambda asked, asker, now: self._details(runs.find(asked.id)),
             operations.CompareRuns: lambda asked, asker, now: self._compare(asked),
             operations.GetRunHistory: lambda asked, asker, now: self._points(asked),
-            operations.NoteRun: lambda asked, asker, now: self._edit(asked.run, runs.note, asked.text),
-            operations.TagRun: lambda asked, asker, now: self._edit(asked.run, runs.tag, asked.add, asked.remove),
-            operations.ArchiveRun: lambda asked, asker, now: self._edit(asked.run, runs.archive, not asked.back),
-            operations.RemoveRun: lambda asked, asker, now: self._remove(asked.run),
+            operations.GetRunCurves: lambda asked, asker, now: self._curves(asked),
+            operations.NoteRun: lambda asked, asker, now: self._edit(asked.run, runs.note, now, asked.text),
+            operations.TagRun: lambda asked, asker, now: self._edit(
+                asked.run, runs.tag, now, asked.add, asked.remove
+            ),
+            operations.ArchiveRun: lambda asked, asker, now: self._edit(
+                asked.run, runs.archive, now, not asked.back
+            ),
+            operations.RemoveRun: lambda asked, asker, now: self._remove(asked.run, now),
         }
 
-    def listed(self, asked: operations.GetRuns, session: str | None = None) -> list[RunInfo]:
+    def listed(self, asked: operations.GetRuns, session: str | None = None) -> list[RunRecord]:
         """Return the wanted runs, of one session only if that is given."""
         found = [run for run in self._runs if session in (None, run.session) and _is_wanted(run, asked)]
         key, falling = asked.sort.removeprefix("-"), asked.sort.startswith("-")
         have, lack = _sorted(found, key, falling)
         return [_small(self._info(run)) for run in (have + lack)[: max(1, min(asked.limit, 1000))]]
 
-    def _info(self, run: Run) -> RunInfo:
+    def _info(self, run: Run) -> RunRecord:
         start = run.start or {}
-        return RunInfo(
+        return RunRecord(
             **{name: getattr(run, name) for name in (*_SHOWN, *_EDITED)},
             user=self._user,
             groups=tuple(run.groups),
@@ -89,7 +98,7 @@ class Catalog:
             clean=start.get("clean"),
             tags=tuple(run.tags),
             config=run.config,
-            summary={name: Summary(*values[:4]) for name, values in run.summary.items()},
+            summary={name: MetricSummary(*values[:4]) for name, values in run.summary.items()},
         )
 
     def _details(self, run: Run) -> RunDetails:
@@ -118,15 +127,55 @@ class Catalog:
 
     def _points(self, asked: operations.GetRunHistory) -> list[tuple[float, int | None, float]]:
         run = self._runs.find(asked.run)
-        replica = asked.replica or self._teller(run, asked.metric)
-        known = self._history.metrics(replica, run.id) if replica else []
-        if replica is None or asked.metric not in known:
-            names = known if replica else sorted(run.summary)
+        replica = self._telling(run, asked.metric, asked.replica)
+        return self._history.between(replica, asked.metric, points=asked.points, run=run.id)
+
+    def _curves(self, asked: operations.GetRunCurves) -> RunCurves:
+        run = self._runs.find(asked.run)
+        for name, value, known in (("by", asked.by, ("step", "time")), ("ranks", asked.ranks, tuple(_DRAWN))):
+            if value not in known:
+                raise WrongArguments(f"{name} is one of {', '.join(known)}, not {value!r:.80}")
+        lead = self._telling(run, asked.metric, asked.replica)
+        having = [one for one in self._ordered(run) if asked.metric in self._history.metrics(one, run.id)]
+        drawn = [lead] if asked.ranks == "one" else _evenly(having, _DRAWN[asked.ranks])
+        reader = CurveReader(
+            lambda one, closely: self._history.samples(
+                one,
+                asked.metric,
+                run.id,
+                asked.by,
+                -math.inf if asked.since is None else asked.since,
+                math.inf if asked.until is None else asked.until,
+                closely,
+            ),
+            asked.by,
+            asked.points,
+            self._runs.restarts(run),
+        )
+        curves = [reader.band(lead, drawn)] if asked.ranks == "band" else reader.each(drawn)
+        living = {one: run.there[one].metrics.get(asked.metric) for one in run.living}
+        values = {one: value for one, value in living.items() if value is not None}
+        return RunCurves(
+            run.id,
+            asked.metric,
+            asked.by,
+            ranks=len(having),
+            drawn=len(drawn),
+            curves=tuple(curves),
+            outliers=tuple(outliers(values)) if asked.ranks != "one" else (),
+        )
+
+    def _telling(self, run: Run, metric: str, replica: str | None) -> str:
+        """Return the replica, or without one that which stands for the run, if it has the metric."""
+        teller = replica or self._teller(run, metric)
+        known = self._history.metrics(teller, run.id) if teller else []
+        if teller is None or metric not in known:
+            names = known if teller else sorted(run.summary)
             raise WrongArguments(
-                f"run {run.id!r} has no metric {asked.metric!r:.80}{f' of {replica!r:.80}' if replica else ''}; "
+                f"run {run.id!r} has no metric {metric!r:.80}{f' of {teller!r:.80}' if teller else ''}; "
                 f"it has {', '.join(names[:50]) or 'none'}"
             )
-        return self._history.between(replica, asked.metric, points=asked.points, run=run.id)
+        return teller
 
     def _teller(self, run: Run, metric: str) -> str | None:
         """Return the replica whose values of a metric stand for the run."""
@@ -143,7 +192,12 @@ class Catalog:
         at_step = {}
         if asked.step is not None:
             both = [name for name in metrics if all(name in run.summary for run in runs)][:MAX_AT_STEP]
-            at_step = {name: tuple(self._value_at(run, name, asked.step) for run in runs) for name in both}
+            at_step = {
+                name: tuple(
+                    self._history.value_at(str(run.summary[name][4]), name, run.id, asked.step) for run in runs
+                )
+                for name in both
+            }
         return RunComparison(
             runs=tuple(replace(_small(one), config={}, summary={}) for one in infos),
             config=_differences(*(one.config for one in infos)),
@@ -153,25 +207,24 @@ class Catalog:
             at_step=at_step,  # type: ignore[arg-type]
         )
 
-    def _value_at(self, run: Run, metric: str, step: int) -> float | None:
-        """Return the last value of a metric at or before a step, of the points that are stored for it."""
-        points = self._history.between(str(run.summary[metric][4]), metric, points=1 << 30, run=run.id)
-        before = [(at, value) for _, at, value in points if at is not None and at <= step]
-        last = max((at for at, _ in before), default=None)
-        return next((value for at, value in reversed(before) if at == last), None)
-
-    def _edit(self, name: str, edit: Callable[..., object], *values: Any) -> RunInfo:
+    def _edit(self, name: str, edit: Callable[..., object], *values: Any) -> RunRecord:
         run = self._runs.find(name)
         edit(run, *values)
         self._urgent()
         return _small(self._info(run))
 
-    def _remove(self, name: str) -> RunInfo:
+    def _remove(self, name: str, now: float) -> RunRecord:
         run = self._runs.find(name)
         shown = _small(self._info(run))
-        self._runs.remove(run)
+        self._runs.remove(run, now)
         self._urgent()
         return shown
+
+
+def _evenly(replicas: list[str], most: int) -> list[str]:
+    """Return at most so many of the replicas, the first one and others at equal distances."""
+    every = max(1.0, len(replicas) / most)
+    return [replicas[int(at * every)] for at in range(min(most, len(replicas)))]
 
 
 def _step(run: Run) -> int | None:
@@ -227,7 +280,7 @@ def _sorted(runs: list[Run], key: str, falling: bool) -> tuple[list[Run], list[R
     return have, sorted((run for run in runs if run not in values), key=lambda run: -run.began)
 
 
-def _small(info: RunInfo) -> RunInfo:
+def _small(info: RunRecord) -> RunRecord:
     """Return a run as a list shows it, without large values and without what has no room."""
     config, summary = _first(info.config), _first(info.summary)
     kept = {"config": config, "summary": summary, "note": info.note[:MAX_IN_LIST]}

@@ -1,6 +1,6 @@
-"""`Runs`: the runs of a user: which process is of which run, and what becomes of a run.
+"""`KnownRuns`: the runs of a user: which process is of which run, and what becomes of a run.
 
-The next commit writes every change. Runs made from the same store have them all.
+The next commit writes every change. Those made from the same store have it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from loom.weaver.replicas import Replica
 from loom.weaver.runs.run import MAX_GROUPS, RankEnd, Run, deciding_end
 from loom.weaver.runs.timeline import BETWEEN, Timeline, about_rank
 from loom.weaver.states import LIVING, ReplicaEnding
+from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import MetricHistory
 from loom.weaver.storage.store import Commit, Store
 from loom.weaver.views import WeaverEvent, few
@@ -48,7 +49,7 @@ _OVER = (ReplicaEnding.COMPLETED.value, ReplicaEnding.STOPPED.value, ReplicaEndi
 """The states of runs that no restart continues without their id."""
 
 
-class Runs:
+class KnownRuns:
     """The runs of a user.
 
     Args:
@@ -56,9 +57,15 @@ class Runs:
     """
 
     def __init__(
-        self, store: Store, history: MetricHistory, commands: Commands, replicas: Mapping[str, Replica]
+        self,
+        store: Store,
+        events: EventStore,
+        history: MetricHistory,
+        commands: Commands,
+        replicas: Mapping[str, Replica],
     ) -> None:
         self._store = store
+        self._events = events
         self._history = history
         self._replicas = replicas
         self._timeline = Timeline(store, commands)
@@ -176,14 +183,22 @@ class Runs:
                 self.leads.discard(former)
             self.leads.add(replica.id)
             run.configure(hello.config)
-        self._goes_on(run)
+        self._goes_on(run, now)
         self._changed[run] = None
 
-    def _goes_on(self, run: Run) -> None:
+    def _goes_on(self, run: Run, now: float) -> None:
         if run.ended is not None:
             self._ended.pop(run.id, None)
-            self._changed[run] = None
             run.go_on()
+            self._change(run, now, went_on=True)
+
+    def _change(self, run: Run, now: float, **about: Any) -> None:
+        """Let a change be stored, and tell those who show runs."""
+        self._changed[run] = None
+        self._log(now, "run_changed", run, **about)
+
+    def _log(self, now: float, kind: str, run: Run, **about: Any) -> None:
+        self._events.append(now, kind, run=run.id, name=run.name, state=run.state, **about)
 
     def _continued(
         self, replica: Replica, hello: ThreadletHello, is_there: Callable[[Replica], bool]
@@ -210,6 +225,7 @@ class Runs:
         if hello.parent is not None and hello.parent.run != id:
             run.parent = hello.parent._asdict()
         self._enter(run)
+        self._log(now, "run_began", run)
         return run
 
     def _enter(self, run: Run) -> None:
@@ -248,14 +264,14 @@ class Runs:
         if run is not None:
             self._leave(run, replica)
 
-    def moved(self, replica: Replica) -> None:
+    def moved(self, replica: Replica, now: float) -> None:
         """Note the new state of a replica, or that more is known of its end."""
         run = self._runs.get(replica.run or "")
         if run is None:
             return
         if replica.state in LIVING:
             run.living[replica.id] = None
-            self._goes_on(run)
+            self._goes_on(run, now)
         else:
             run.living.pop(replica.id, None)
             self._unsettled[run] = None
@@ -315,6 +331,10 @@ class Runs:
     def timeline(self, run: Run) -> list[dict[str, Any]]:
         return self._timeline.of(run)
 
+    def restarts(self, run: Run) -> list[float]:
+        """Return the times when processes of a run began again."""
+        return [mark["time"] for mark in self._timeline.of(run) if mark["kind"] == "restarted"]
+
     def ranks_before(self, run: Run, limit: int) -> dict[str, Mapping[str, Any]]:
         """Return what is kept of replicas of a run whose names have gone to other runs, by id."""
         prefix = _key(run, "")
@@ -322,15 +342,15 @@ class Runs:
         stored |= {key: about for key, about in self._left.items() if key.startswith(prefix)}
         return {key.removeprefix(prefix): about for key, about in stored.items()}
 
-    def note(self, run: Run, text: str) -> None:
+    def note(self, run: Run, now: float, text: str) -> None:
         if len(text.encode(errors="replace")) > MAX_NOTE:
             raise LimitReached(
                 f"a note has at most {MAX_NOTE >> 10} KiB, not {len(text):,} characters: link to more"
             )
         run.note = text
-        self._changed[run] = None
+        self._change(run, now)
 
-    def tag(self, run: Run, add: list[str], remove: list[str]) -> None:
+    def tag(self, run: Run, now: float, add: list[str], remove: list[str]) -> None:
         for one in add:
             if not 0 < len(one) <= MAX_TAG or not one.isprintable():
                 raise WrongArguments(f"a tag has 1 to {MAX_TAG} printable characters, not {one!r:.80}")
@@ -338,13 +358,13 @@ class Runs:
         if len(tags) > MAX_TAGS:
             raise LimitReached(f"run {run.id!r} would have {len(tags)} tags; {MAX_TAGS} are the most")
         run.tags = tags
-        self._changed[run] = None
+        self._change(run, now)
 
-    def archive(self, run: Run, archived: bool) -> None:
+    def archive(self, run: Run, now: float, archived: bool) -> None:
         run.archived = archived
-        self._changed[run] = None
+        self._change(run, now)
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: Run, now: float) -> None:
         """Remove a run that has ended. Its points are deleted over the next commits.
 
         Raises:
@@ -353,6 +373,7 @@ class Runs:
         if run.living:
             raise RunLives(f"run {run.id!r} lives ({few(run.living)}): stop it first, or archive it")
         del self._runs[run.id]
+        self._change(run, now, removed=True)
         self._ended.pop(run.id, None)
         self._changed.pop(run, None)
         self._unsettled.pop(run, None)
@@ -366,11 +387,11 @@ class Runs:
         self._removed[run.id] = self._store.last_row
         self._store.put("runs", run.id, {"removed": self._store.last_row})
 
-    def settle(self, now: float, last_event: int) -> None:
+    def settle(self, now: float) -> None:
         """Give the runs whose processes have ended a state, remove surplus ones, and put what has changed."""
         for run in [*self._unsettled]:
             if not run.living:
-                self._end(run, now, last_event)
+                self._end(run, now)
         self._unsettled.clear()
         self._remove_surplus(now)
         self._timeline.save()
@@ -378,7 +399,7 @@ class Runs:
             self._store.put("runs", run.id, run.to_dict())
         self._changed.clear()
 
-    def _end(self, run: Run, now: float, last_event: int) -> None:
+    def _end(self, run: Run, now: float) -> None:
         known = self.ranks_before(run, MAX_RANKS) if run.ranks > len(run.there) else {}
         known |= {id: about_rank(run, id) for id in run.there}
         ends = [
@@ -391,7 +412,9 @@ class Runs:
         run.step = max((one.step for one in ends if one.step is not None), default=run.step)
         run.max_step = max((one.max_step for one in run.there.values() if one.max_step is not None), default=None)
         if run.end(deciding_end(ends), max((one.time for one in ends), default=now)):
-            self._timeline.ended(run, now, last_event)
+            self._timeline.ended(run, now, self._events.last)
+            about = {name: getattr(run, name) for name in ("reason", "by", "first", "step")}
+            self._log(now, "run_ended", run, **about)
         self._ended[run.id] = None
         self._changed[run] = None
 
@@ -401,7 +424,7 @@ class Runs:
             old = first.ended is not None and first.ended < now - MAX_AGE
             if not old and len(self._ended) <= MAX_ENDED and self._ranks <= MAX_RANKS:
                 break
-            self.remove(first)
+            self.remove(first, now)
 
     def write(self, commit: Commit) -> None:
         """Add to a commit the deletion of some of what removed runs have left. All changes were put before."""

@@ -16,9 +16,11 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from loom.errors import ProtocolMismatch, WrongArguments
+from loom.weaver.storage.samples import POINT, Samples, average, outline
 from loom.weaver.storage.store import Commit, Store
 
 CHUNK = 128
@@ -28,12 +30,14 @@ MAX_METRICS = 1000
 LEAST_WRITTEN = 64
 """Series that one commit writes if they are due, at least."""
 
+READ_CLOSELY = 1 << 16
+"""Points of a curve that are read one by one; of more the outlines of their chunks are."""
+
 COMMITS = 200
 """Commits over which the series are spread if all are due at once, so that none takes long."""
 
 _MAX_NAME = 200
-_POINT = 3  # time, step, value: three doubles
-_POINT_BYTES = 8 * _POINT
+_POINT_BYTES = 8 * POINT
 
 _Row = tuple[int, int, int, float, float, bytes]
 
@@ -71,7 +75,7 @@ class _Series:
     @property
     def total(self) -> int:
         """The number of points, ever."""
-        return self.before + len(self.open) // _POINT
+        return self.before + len(self.open) // POINT
 
     def begin_chunk(self) -> None:
         self.before = self.total
@@ -209,11 +213,11 @@ class MetricHistory:
             try:
                 points.extend((time, at, value))
             except (TypeError, OverflowError):
-                del points[len(points) // _POINT * _POINT :]
+                del points[len(points) // POINT * POINT :]
                 raise ProtocolMismatch(f"the metric {name!r:.80} is {value!r:.80}, which is no number") from None
             if series not in self._unwritten:
                 self._unwritten[series] = journal_id
-            if len(points) >= CHUNK * _POINT:
+            if len(points) >= CHUNK * POINT:
                 self._full.setdefault(series, []).append(self._row(series))
                 series.begin_chunk()
 
@@ -245,32 +249,79 @@ class MetricHistory:
         Args:
             run: the only run whose points are wanted.
         """
-        found = array("d")
+        found = self.samples(replica, metric, run, "time", since, until, max(READ_CLOSELY, points)).in_time()
+        means = found.thinned(max(1, points))
+        steps = (None if math.isnan(one) else int(one) for one in means.steps)
+        return list(zip(means.times, steps, means.means, strict=True))
+
+    def samples(
+        self,
+        replica: str,
+        metric: str,
+        run: str | None = None,
+        by: str = "time",
+        since: float = -math.inf,
+        until: float = math.inf,
+        closely: int = READ_CLOSELY,
+    ) -> Samples:
+        """Return a metric's points in a range of times or of steps, in the order in which they came.
+
+        Args:
+            by: ``time`` or ``step``.
+            closely: the most points that are read one by one; of more, a sample stands for a chunk.
+        """
+        found = Samples()
         for segment in self._segments.get(replica, ()):
             if metric in segment.metrics and run in (None, segment.run):
-                found += self._of_series(segment.metrics[metric], since, until)
-        times = found[::_POINT]
-        chosen = [place for place, time in enumerate(times) if since <= time <= until]
-        chosen.sort(key=times.__getitem__)
-        every = max(1, -(-len(chosen) // max(1, points)))
-        return [_mean(found, chosen[start : start + every]) for start in range(0, len(chosen), every)]
+                self._sample(found, segment.metrics[metric], by, since, until, closely)
+        return found.within(by, since, until)
 
-    def _of_series(self, series: _Series, since: float, until: float) -> array[float]:
-        """Return the points of a series, as far as their chunks reach into a time."""
-        found = array("d")
+    def _sample(self, found: Samples, series: _Series, by: str, since: float, until: float, closely: int) -> None:
+        """Add a series, as far as its chunks reach into the range."""
         full = [*self._written.get(series, ()), *self._full.get(series, ())]
         # Memory has all points of these chunks; their rows may have some of them already.
         in_memory = {series.chunk, *(row[0] for row in full)}
-        for id, data in self._db.execute(
-            "SELECT id, data FROM chunks WHERE series = ? AND last >= ? AND first <= ? ORDER BY first",
+        first, last = ("first_step", "last_step") if by == "step" else ("first", "last_time")
+        # An older Loom deletes chunks without their outlines.
+        outlines = self._db.execute(
+            "SELECT chunk, points, last_time, last_step, mean, low, high "
+            "FROM outlines JOIN chunks INDEXED BY chunks_of_series USING (series, first) "
+            f"WHERE outlines.series = ? AND chunks.id = chunk AND {last} >= ? AND {first} <= ?",
             (series.id, since, until),
-        ):
-            if id not in in_memory:
-                found.frombytes(data)
-        for row in full:
-            found.frombytes(row[-1])
-        found += series.open
-        return found
+        ).fetchall()
+        others = self._db.execute(
+            "SELECT id, level, first, last, data FROM chunks WHERE id IN (SELECT id FROM chunks WHERE series = ? "
+            "EXCEPT SELECT chunk FROM outlines WHERE series = ?) ORDER BY level DESC, first",
+            (series.id, series.id),
+        )
+        fine: list[tuple[int, bytes | Sequence[Any]]] = []
+        for id, level, begins, ends, data in others:
+            if id not in in_memory and (by == "step" or (ends >= since and begins <= until)):
+                if level:
+                    found.add_points(array("d", data))
+                else:
+                    fine.append((id, data))
+        of_chunks = sum(one[1] for one in outlines) > closely
+        fine += [(one[0], one if of_chunks else self._data(one[0])) for one in outlines if one[0] not in in_memory]
+        fine.sort(key=itemgetter(0))
+        for kind, group in itertools.groupby(fine, key=lambda one: type(one[1])):
+            if kind is bytes:
+                found.add_points(array("d", b"".join(data for _, data in group)))  # type: ignore[misc]
+            else:
+                found.add_outlines([one[1:] for _, one in group])
+        found.add_points(array("d", b"".join(row[-1] for row in full)) + series.open)
+
+    def value_at(self, replica: str, metric: str, run: str, step: int) -> float | None:
+        """Return the last value of a metric in a run at the highest step up to this one."""
+        closely = self.samples(replica, metric, run, "step", -math.inf, step, CHUNK)
+        reached = max(closely.steps, default=None)
+        if reached is None:
+            return None
+        found = self.samples(replica, metric, run, "step", reached, step)
+        at = max(found.steps, default=None)
+        return next(
+            (value for one, value in zip(found.steps[::-1], found.means[::-1], strict=True) if one == at), None
+        )
 
     def after(
         self, replica: str, cursor: str, since: float = -math.inf, limit: int = 5000
@@ -299,9 +350,7 @@ class MetricHistory:
         for metric, series in news:
             if metric not in unfinished:  # the points of a later run follow all of the one before
                 points, counts[series] = self._points_after(series, counts[series], since, most)
-                found.setdefault(metric, []).extend(
-                    _mean(points, [place]) for place in range(len(points) // _POINT)
-                )
+                found.setdefault(metric, []).extend(_mean(points, [place]) for place in range(len(points) // POINT))
                 if counts[series] < series.total:
                     unfinished.add(metric)
         more = any(count < one.total for one, count in counts.items())
@@ -344,12 +393,12 @@ class MetricHistory:
             found, passed = self._coarse(series, since, most), at
         for id, size, data in chunks:
             count = size // _POINT_BYTES
-            if at + count > passed and len(found) < most * _POINT:
+            if at + count > passed and len(found) < most * POINT:
                 points = array("d", self._data(id) if data is None else data)
                 first = passed - at
-                taken = points[first * _POINT : (first + most) * _POINT - len(found)]
+                taken = points[first * POINT : (first + most) * POINT - len(found)]
                 found += taken
-                passed += len(taken) // _POINT
+                passed += len(taken) // POINT
             at += count
         return found, passed
 
@@ -363,7 +412,7 @@ class MetricHistory:
             "SELECT data FROM chunks WHERE series = ? AND level > 0 AND last > ? ORDER BY first", (series.id, since)
         )
         points = array("d", b"".join(data for (data,) in rows))
-        later = [place for place in range(len(points) // _POINT) if points[place * _POINT] > since]
+        later = [place for place in range(len(points) // POINT) if points[place * POINT] > since]
         every = max(1, -(-len(later) // most))
         means = array("d")
         for start in range(0, len(later), every):
@@ -400,6 +449,7 @@ class MetricHistory:
         self._new_in_runs = [entry for entry in self._new_in_runs if entry[0] not in ids]
         for table, column in (
             ("chunks", "series"),
+            ("outlines", "series"),
             ("series", "id"),
             ("aged", "series"),
             ("runs_of_series", "series"),
@@ -434,6 +484,8 @@ class MetricHistory:
                 rows.append(self._row(series))
                 self._open_chunks[series.chunk] = series
         commit.insert("chunks", rows, replace=True)
+        full = (outline(series.id, row[0], row[-1]) for series, some in self._written.items() for row in some)
+        commit.insert("outlines", [one for one in full if one is not None], replace=True)
         ids = [series.id for series in due]
         commit.update("series", "upto", commit.journal_id, "id", ids)
         commit.when_stored(self._written.clear)
@@ -458,7 +510,7 @@ class MetricHistory:
         data = series.open.tobytes()
         self._bytes += len(data) - series.stored
         series.stored = len(data)
-        times = series.open[::_POINT]
+        times = series.open[::POINT]
         return series.chunk, series.id, 0, min(times), max(times), data
 
     def _age(self, commit: Commit, now: float, written: Collection[int], at_most: int = 64) -> None:
@@ -469,6 +521,7 @@ class MetricHistory:
         """
         deleted: dict[int, None] = {}
         aged: Counter[int] = Counter()
+        newest: dict[int, int] = {}
         steps = []
         for level, (age, bucket) in enumerate(self._levels):
             for id, series, data in self._db.execute(
@@ -480,6 +533,7 @@ class MetricHistory:
                     self._bytes -= len(data)
                     if level == 0:
                         aged[series] += len(data) // _POINT_BYTES
+                        newest[series] = max(newest.get(series, id), id)
                     steps.append(partial(self._add_coarse, commit, series, level + 1, data, bucket))
         for level in range(len(self._levels), -1, -1):
             if self._bytes <= self._max_bytes:
@@ -494,9 +548,12 @@ class MetricHistory:
                     self._bytes -= size
                     if level == 0:
                         aged[series] += size // _POINT_BYTES
+                        newest[series] = max(newest.get(series, id), id)
         add = "INSERT INTO aged VALUES (?, ?) ON CONFLICT (series) DO UPDATE SET points = points + excluded.points"
         for series, points in aged.items():
             commit.execute(add, series, points)
+            # Those of its chunks that stay and are older have none then, and are read closely.
+            commit.execute("DELETE FROM outlines WHERE series = ? AND chunk <= ?", series, newest[series])
         # First of all, because nothing may be added to a chunk that goes.
         commit.delete("chunks", "id", list(deleted))
         for step in steps:
@@ -521,13 +578,13 @@ class MetricHistory:
             "SELECT id, data FROM chunks WHERE series = ? AND level = ? ORDER BY first DESC LIMIT 1",
             (series, level),
         ).fetchone()
-        if last is not None and len(last[1]) < CHUNK * _POINT * points.itemsize:
+        if last is not None and len(last[1]) < CHUNK * POINT * points.itemsize:
             id, before = last
         else:
             id, before = next(self._chunk_ids), b""
         points.frombytes(data)
         points = array("d", before) + _means(points, bucket)
-        times = points[::_POINT]
+        times = points[::POINT]
         row = (id, series, level, min(times), max(times), points.tobytes())
         db.execute("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
         commit.when_stored(partial(self._grow, len(row[-1]) - len(before)))
@@ -557,25 +614,16 @@ def _begun_by(unwritten: dict[_Series, int], row: int) -> Iterator[_Series]:
 
 def _mean(points: array[float], places: Sequence[int]) -> tuple[float, int | None, float]:
     """Return one point for several: the time and step of the last, and the mean of the values."""
-    last = places[-1] * _POINT
-    value = _average([points[place * _POINT + 2] for place in places])
+    last = places[-1] * POINT
+    value = average([points[place * POINT + 2] for place in places])
     return points[last], None if math.isnan(points[last + 1]) else int(points[last + 1]), value
-
-
-def _average(values: Sequence[float]) -> float:
-    try:
-        return math.fsum(values) / len(values)
-    except ValueError:  # infinities of both signs
-        return math.nan
-    except OverflowError:
-        return math.fsum(value / len(values) for value in values)
 
 
 def _means(points: array[float], bucket: float) -> array[float]:
     """Return one point for each ``bucket`` seconds that have points."""
     means = array("d")
-    places = range(len(points) // _POINT)
-    for _, group in itertools.groupby(places, key=lambda place: points[place * _POINT] // bucket):
+    places = range(len(points) // POINT)
+    for _, group in itertools.groupby(places, key=lambda place: points[place * POINT] // bucket):
         time, step, value = _mean(points, list(group))
         means.extend((time, math.nan if step is None else step, value))
     return means

@@ -49,7 +49,7 @@ def read_origin(origin: str) -> tuple[str, str]:
 
 
 ROWS = 200
-"""Rows of one statement. Each takes up to 6 of the 32,766 parameters that SQLite allows."""
+"""Rows of one statement. Each takes up to 10 of the 32,766 parameters that SQLite allows."""
 
 
 class Commit:
@@ -140,7 +140,8 @@ _PASSES = 5
 
 _WAIT = 300.0  # seconds that a statement waits for another connection
 
-# Version 1 had neither goodput, aged nor runs at first. A missing table is added; an older Loom ignores it.
+# Version 1 had neither goodput, aged, outlines nor runs at first. A missing table is added;
+# an older Loom ignores it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outcomes (
     command TEXT, replica TEXT, data BLOB NOT NULL, PRIMARY KEY (command, replica)
@@ -158,6 +159,11 @@ CREATE TABLE IF NOT EXISTS chunks (
 );
 CREATE TABLE IF NOT EXISTS aged (series INTEGER PRIMARY KEY, points INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS runs_of_series (series INTEGER PRIMARY KEY, run TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS outlines (
+    series INTEGER NOT NULL, chunk INTEGER NOT NULL, points INTEGER NOT NULL, first REAL NOT NULL,
+    last_time REAL NOT NULL, first_step REAL, last_step REAL, mean REAL, low REAL, high REAL,
+    PRIMARY KEY (series, chunk)
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS chunks_of_series ON chunks (series, first);
 CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
 """ + "".join(

@@ -168,7 +168,7 @@ class Trainings(RuleBasedStateMachine):
             of = {start for start in range(1, self.starts + 1) if self.run_of(start) == run.id}
             if self.starts in of:  # the launcher may start it again, as another one
                 return
-            runs.remove(run)
+            runs.remove(run, self.bench.now)
             self.commit()
             self.removed |= of
 

@@ -12,7 +12,7 @@ from loom.control import operations
 from loom.control.commands import CommandKind
 from loom.control.operations import ReportEnded
 from loom.errors import Denied, LimitReached, LoomError, NotFound, ProtocolMismatch, RunLives, WrongArguments
-from loom.weaver.run_views import RunComparison, RunDetails, RunInfo
+from loom.weaver.run_views import RunComparison, RunDetails, RunRecord
 from loom.weaver.runs import runs as bounds
 from loom.weaver.runs.catalog import Catalog
 from loom.weaver.runs.timeline import KEPT, MAX_MARKS
@@ -29,8 +29,8 @@ def do(bench: Bench, asked: operations.Operation) -> Any:
     return answer
 
 
-def runs(bench: Bench, **wanted: Any) -> list[RunInfo]:
-    found: list[RunInfo] = do(bench, operations.GetRuns(**wanted))
+def runs(bench: Bench, **wanted: Any) -> list[RunRecord]:
+    found: list[RunRecord] = do(bench, operations.GetRuns(**wanted))
     return found
 
 
@@ -544,7 +544,7 @@ def test_a_list_leaves_out_what_is_large_and_says_so(bench: Bench) -> None:
     assert run.left_out == ("config", "command")
     assert 0 < len(run.config) < 20
     assert len(details(bench).config) == 20
-    assert RunInfo.from_body(run.to_body()) == run
+    assert RunRecord.from_body(run.to_body()) == run
 
 
 def test_a_living_run_is_not_removed_and_a_removed_one_leaves_nothing(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from loom.weaver.run_views import RunComparison, RunDetails, RunInfo, Summary
+from loom.weaver.run_views import MetricSummary, RunComparison, RunDetails, RunRecord
 from loom_proxy.weaver.methods import WeaverMethods
 from loom_proxy.weaver.runs import TrainingRun
 
-INFO = RunInfo("abc123", "train", "running", step=5, summary={"loss": Summary(1.0, 0.5, 2.0, 5)}, note="n")
+INFO = RunRecord("abc123", "train", "running", step=5, summary={"loss": MetricSummary(1.0, 0.5, 2.0, 5)}, note="n")
 DETAILS = RunDetails(**{**vars(INFO), "config": {"lr": 0.1}}, metrics=("loss",), timeline=({"kind": "started"},))
 
 
@@ -25,12 +25,12 @@ class Weaver(WeaverMethods):
     def _answer(self, operation: str, **arguments: Any) -> Any:
         self.asked.append((operation, {name: one for name, one in arguments.items() if one is not None}))
         answers: dict[str, Any] = {
-            "runs": [RunInfo(**{**vars(INFO), "left_out": ("config",)}).to_body()],
+            "runs": [RunRecord(**{**vars(INFO), "left_out": ("config",)}).to_body()],
             "run": DETAILS.to_body(),
             "compare_runs": RunComparison((INFO, INFO), {}, {}, {}, 3).to_body(),
             "run_history": [[1.0, 1, 2.0], [2.0, 2, "NaN"], [3.0, 1, 4.0], [4.0, None, 5.0]],
         }
-        return answers.get(operation, RunInfo(**{**vars(INFO), "tags": ("best",)}).to_body())
+        return answers.get(operation, RunRecord(**{**vars(INFO), "tags": ("best",)}).to_body())
 
 
 def test_fields_of_a_list_are_there_and_others_are_asked_for_once() -> None:
@@ -55,7 +55,7 @@ def test_fields_of_a_list_are_there_and_others_are_asked_for_once() -> None:
 def test_edits_and_comparisons_name_the_run() -> None:
     weaver = Weaver()
     run = weaver.run("train")
-    other = TrainingRun(weaver._ask, RunInfo("def456", "train", "completed"))
+    other = TrainingRun(weaver._ask, RunRecord("def456", "train", "completed"))
     run.set_note("x")
     run.tag("best", remove=["old"])
     run.archive(back=True)
