@@ -101,12 +101,15 @@ class WeaverClient:
         if OPERATIONS[operation].gives:
             given = await self.ask(operation, user=user, by=by, **arguments)
             operation, arguments = "command_state", {"id": given["id"]}
-        return await self.ask(operation, within, user=user, by=by, **_waiting(operation, arguments, wait))
+        return await self.ask(operation, within, user=user, **{"by": by, **_waiting(operation, arguments, wait)})
 
     async def do_json(self, operation: str, by: str, /, user: str | None = None, **arguments: Any) -> bytes:
         """Do as `do`, for an operation that reads, and return its result as JSON that the weaver has written."""
         within, wait = ANSWER_TIMEOUT + takes(operation, arguments), arguments.pop("wait", 0.0)
-        return await self.ask_json(operation, within, user=user, by=by, **_waiting(operation, arguments, wait))
+        # An operation that reads may have an argument of that name, as the curves of a run do.
+        return await self.ask_json(
+            operation, within, user=user, **{"by": by, **_waiting(operation, arguments, wait)}
+        )
 
     async def ask_for(self, asked: Operation, within: float = ANSWER_TIMEOUT, user: str | None = None) -> Any:
         """Return the result of an operation of Loom's own processes. Raise as `ask` does."""

@@ -95,6 +95,8 @@ def test_two_starts_are_two_runs_with_their_changes_ends_and_curves(gateway: Gat
         assert made == list(range(len(made)))
         assert len(made) > 5
         assert run.history("loss")[0].time >= run.began - 60
+        (curve,) = gateway.rest(f"/runs/{run.id}/curves/loss?by=step&ranks=band")["curves"]
+        assert [step for section in curve["sections"] for step in section["step"]] == made
 
 
 def test_the_command_line_and_rest_show_and_edit_them(gateway: Gateway, weaver: WeaverProxy) -> None:
