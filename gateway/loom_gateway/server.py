@@ -22,6 +22,7 @@ from loom.process.listen import announce, bracketed, listen, reachable
 from loom.process.parent_pipe import when_parent_ends
 from loom.token_file import TokenFile, default_path, generate_token
 from loom.tracing import FirstByte
+from loom.wings import Part
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection
@@ -142,6 +143,9 @@ def serve(settings: GatewaySettings) -> None:
         manager.exit_with_gateway,
         settings.session_linger,
         ids is not None,
+        Part.ALERT_OPERATOR.load()
+        .made(settings.alert_mail, settings.alert_network, _page(settings, listener.getsockname()[1]))
+        .write,
     )
     if settings.exit_with_parent:
         when_parent_ends(lambda: _abandon(manager, supervisor))
@@ -154,6 +158,16 @@ def serve(settings: GatewaySettings) -> None:
     )
     allowed = AllowedHosts(listener.getsockname()[0], settings.allow_host, bool(settings.trusted_proxy))
     _Server(settings, generated, manager, access, supervisor, exports, allowed).run(sockets=[listener])
+
+
+def _page(settings: GatewaySettings, port: int) -> str:
+    """Return the address of the page, for alerts; empty if this gateway cannot know it."""
+    if settings.alert_page is not None:
+        return settings.alert_page.partition("#")[0]
+    if settings.host in ("0.0.0.0", "::", ""):
+        return ""
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{bracketed(settings.host)}:{port}/"
 
 
 def _own_token(settings: GatewaySettings) -> str | OwnTokenFile | None:

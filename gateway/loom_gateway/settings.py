@@ -207,6 +207,23 @@ class GatewaySettings(Limits):
         metavar="FOLDER",
         envvar="LOOM_GATEWAY_EXPORT_FOLDER",
     )
+    alert_mail: str | None = _option(
+        None,
+        "Command that sends an alert's e-mail, such as 'sendmail -t -i', which gets the message on standard input. "
+        "No shell runs it. Default: no e-mail.",
+        metavar="COMMAND",
+    )
+    alert_network: list[str] = _option(
+        [],
+        "Network of addresses that are not public, and that the webhooks of alerts may reach; once for each.",
+        metavar="CIDR",
+    )
+    alert_page: str | None = _option(
+        None,
+        "Address of the page, for the links of alerts. Default: the gateway's own, if it listens on one address.",
+        metavar="URL",
+        show_default=False,
+    )
     audit: Path | None = _option(None, "Record the actions of clients, as JSON lines.", metavar="FILE")
     audit_size: int = _option(64 << 20, "Size of one audit file.", metavar="BYTES", min=1)
     audit_required: bool = _option(False, "Refuse what cannot be written into the audit.")

@@ -45,6 +45,7 @@ class WeaverSupervisor:
         exit_with_gateway: whether the weaver ends with the gateway.
         linger: seconds that the weaver lives without a gateway, drivers and replicas.
         passable: whether drivers have user ids of their own.
+        prepare: called with the weaver's folder before a weaver is started, or taken over.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class WeaverSupervisor:
         exit_with_gateway: bool = False,
         linger: float = 3600.0,
         passable: bool = False,
+        prepare: Callable[[Path], object] = lambda folder: None,
     ) -> None:
+        self._prepare = prepare
         self._passable = passable
         self._linger = linger
         self._files = DriverFiles(os.path.join(folder, "weaver"))
@@ -81,6 +84,10 @@ class WeaverSupervisor:
     def keys(self) -> Keys:
         """Return the keys to the weaver."""
         return Keys(self._secret or self._share_secret())
+
+    def _prepare_folder(self) -> None:
+        self._share_secret()
+        self._prepare(Path(self._files.socket).parent)
 
     def _share_secret(self) -> bytes:
         """Return the secret in the weaver's folder; one that was lost with the folder is written again."""
@@ -140,6 +147,7 @@ class WeaverSupervisor:
             logger.info("no weaver is adopted: %s", reason)
             self._clear_away()
             return None
+        self._prepare(Path(self._files.socket).parent)
         self._process = process
         logger.info("the weaver goes on: process %d", process.pid)
         return process
@@ -156,7 +164,7 @@ class WeaverSupervisor:
         self._files.remove()
 
     async def _start(self) -> DriverProcess:
-        await asyncio.to_thread(self._share_secret)
+        await asyncio.to_thread(self._prepare_folder)
         listen = self._listen
         if listen is None:
             workers = (await self._workers()).addresses

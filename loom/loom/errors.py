@@ -577,6 +577,7 @@ RunNameTaken = NameTaken
 ServiceUnreachable = Unavailable
 StateFolderInUse = Conflict
 SyncNameTaken = NameTaken
+UnknownAlert = NotFound
 UnknownCommand = NotFound
 UnknownDevice = NotFound
 UnknownInjection = NotFound

@@ -18,6 +18,12 @@ class Part(Enum):
 
     INJECTIONS = "loom.chaos.injections", "Injections"
     """For `loom.threadlet`: carries out the weaver's faults in a training process."""
+    ALERTS = "loom.alerting.alerts", "Alerts"
+    """For a user's weaver: the rules of alerts, and the alerts that they have made."""
+    ALERT_DELIVERIES = "loom.alerting.deliveries", "Deliveries"
+    """For a user's weaver: the attempts to deliver them."""
+    ALERT_OPERATOR = "loom.alerting.operator", "AlertOperator"
+    """For the gateway: what its operator allows alerts to reach."""
     FAULT_SWEEP = "loom.chaos.host.sweep", "sweep"
     """For a worker that starts: repairs the faults that a killed one has left on its host."""
     FAULT_PLANS = "loom_gateway.chaos.routes", "add_plans"

@@ -124,6 +124,7 @@ class LocalCluster:
     def _start_children(self) -> None:
         self.workers = [f"tcp://127.0.0.1:{port}" for port in free_ports(self._hosts)]
         arguments = ["--host", "127.0.0.1", "--port", str(self._port), *self._gateway_options]
+        arguments += ["--alert-network", "127.0.0.0/8", "--alert-network", "::1/128"]  # this machine is its user's
         for address in self.workers:
             arguments += ["--worker", address]
         # The gateway first: its warm driver takes longest.

@@ -22,7 +22,7 @@ OF_TRAINING = frozenset(
 )
 """First words of the commands that have the page about training."""
 
-OF_HISTORY = frozenset(("query", "export", "events", "metrics", "runs"))
+OF_HISTORY = frozenset(("query", "export", "events", "metrics", "runs", "alerts"))
 """First words of the commands that have the page about the history of replicas."""
 
 OF_ACCESS = frozenset(("context", "token"))

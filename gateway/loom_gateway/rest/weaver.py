@@ -134,8 +134,8 @@ def _add_route(router: APIRouter, operation: type[Operation], path: str, endpoin
         shown = {"response_class": PlainTextResponse}
         responses[200] = {"content": {"text/plain": {}}, "description": text}
     for name in _named(operation, path):
-        if name not in operation.of_runs and not (operation.of_runs and name == route.called):
-            path = path.replace(f"{{{name}}}", f"{{{name}:path}}")  # a name may contain slashes, a run's id none
+        if name not in (*operation.of_runs, "alert") and not (operation.of_runs and name == route.called):
+            path = path.replace(f"{{{name}}}", f"{{{name}:path}}")  # a name may contain slashes, an id none
     methods = [route.method]
     router.add_api_route(
         path, endpoint, methods=methods, name=operation.name, description=text, responses=responses, **shown

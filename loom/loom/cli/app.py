@@ -11,6 +11,7 @@ import typer
 
 from loom._version import __version__
 from loom.cli import (
+    alerts,
     analyze,
     bridge,
     context,
@@ -75,6 +76,7 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(token.app, name="token")
 app.add_typer(context.app, name="context")
 app.add_typer(runs.app, name="runs")
+app.add_typer(alerts.app, name="alerts")
 app.command()(weaver.watch)
 app.add_typer(weaver.config_app, name="config")
 for command in weaver.COMMANDS:

@@ -24,6 +24,7 @@ from loom.control.latencies import BOUNDS
 from loom.control.profiles import DEFAULT_SECONDS, LEAST_SECONDS, MOST_SECONDS
 from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
+from loom.weaver.alert_views import Alert, AlertKind, AlertRule, WebhookForm
 from loom.weaver.device_failures import Action
 from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord
 from loom.weaver.views import (
@@ -841,6 +842,99 @@ class RemoveRun(
 
     def noted(self) -> tuple[str, Mapping[str, object]]:
         return "commanded", {"run": self.run[:MAX_NAME], "do": self.name}
+
+
+@dataclass(frozen=True)
+class GetAlerts(
+    Operation,
+    name="alerts",
+    route=RestRoute("GET", "/alerts", "alerts"),
+    result=list[AlertRule],
+    reach=Reach.EVERYONE,
+):
+    """The rules of alerts, without the secret parts of webhooks' addresses."""
+
+
+@dataclass(frozen=True)
+class GetAlertLog(
+    Operation,
+    name="alert_log",
+    route=RestRoute("GET", "/alerts/log", "alerts"),
+    result=list[Alert],
+    reach=Reach.EVERYONE,
+):
+    """The last alerts, the latest first, each with what became of its deliveries."""
+
+    alert: Name | None = None
+    """Only those of the rule with this id."""
+    run: Name | None = None
+    """Only those about the run with this id or name."""
+    limit: Annotated[int, ArgumentBounds(ge=1, le=500)] = 100
+
+
+@dataclass(frozen=True)
+class SetAlert(Operation, name="set_alert", route=RestRoute("POST", "/alerts"), result=AlertRule):
+    """Set a rule: its condition, the runs that it is about, and where its alerts are sent."""
+
+    rule: AlertKind
+    id: Id | None = None
+    """Of the rule that this one replaces, or of the caller's choice for a new one."""
+    run: Name | None = None
+    """The id or the name of runs, or a glob over both; without it and ``group`` all runs are meant."""
+    group: Name | None = None
+    """The group of runs, or a glob."""
+    metric: Name | None = None
+    """For not_a_number and diverged: the metric, or a glob."""
+    factor: float | None = None
+    """For diverged: the multiple of the best value that is far above it."""
+    window: float | None = None
+    """For diverged and goodput: seconds for which it has to be so."""
+    seconds: float | None = None
+    """For no_progress: seconds without a step."""
+    steps: float | None = None
+    """For no_progress: median step times without a step. With ``seconds`` both have to be over."""
+    below: float | None = None
+    """For goodput: its bound, from 0 to 1."""
+    above: float | None = None
+    """For disk: the part that may be used, from 0 to 1."""
+    rearm: float | None = None
+    """Seconds for which the condition must not hold before the rule fires again; by default 60."""
+    webhook: Annotated[str, ArgumentBounds(max_length=2000)] | None = None
+    """The address that each alert is posted to. A rule that is replaced keeps its own without one."""
+    form: WebhookForm | None = None
+    """``json``, or ``slack``, which Slack's own addresses have without it."""
+    email: Annotated[list[str], ArgumentBounds(max_length=10)] = field(default_factory=list)
+    """Addresses, if the gateway's operator allows an e-mail command."""
+    quiet: bool = False
+    """True for no notice on the page."""
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        kind = str(self.rule.value if isinstance(self.rule, Enum) else self.rule)[:MAX_NAME]
+        return "commanded", {"do": self.name, "rule": kind, "run": self.run, "group": self.group}
+
+
+@dataclass(frozen=True)
+class RemoveAlert(Operation, name="remove_alert", route=RestRoute("DELETE", "/alerts/{alert}"), result=AlertRule):
+    """Remove a rule, by its id or the beginning of it. Its alerts that are not delivered are given up."""
+
+    alert: str
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"do": self.name, "alert": self.alert[:MAX_NAME]}
+
+
+@dataclass(frozen=True)
+class TryAlert(
+    Operation, name="test_alert", route=RestRoute("POST", "/alerts/{alert}/test"), result=Alert, waits=True
+):
+    """Send a test alert of a rule. With ``wait``, answer once it is delivered or the seconds are over."""
+
+    alert: str
+    wait: Wait = 0.0
+    """Seconds to wait for the outcome."""
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"do": self.name, "alert": self.alert[:MAX_NAME]}
 
 
 Procs = int | str | None

@@ -30,6 +30,7 @@ from loom.weaver.server.server import Server, monotonic_clock
 from loom.weaver.server.users import Users
 from loom.weaver.storage.folder import Remembered, WeaverFolder
 from loom.weaver.storage.store import Store
+from loom.wings import Part
 
 _log = logging.getLogger("loom.weaver")
 
@@ -86,6 +87,7 @@ def main() -> int:
             monotonic_clock(),
             str(address).rpartition("/")[0],
             LivenessTimeouts(beat=options.beat),
+            folder.path / Part.ALERT_OPERATOR.load().FILE,
         )
     except LoomError as error:
         return report(error)

@@ -24,6 +24,7 @@ from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import AGAIN, COMMITS, MetricHistory
 from loom.weaver.storage.store import Commit, Store, origin, read_origin
 from loom.weaver.views import WeaverEvent
+from loom.wings import Part
 
 MAX_REPLICAS = 20_000
 """Replicas of one user that live."""
@@ -94,7 +95,12 @@ class Registry:
         self._load()
         self.runs.load()
         self._replay(now)
-        self.events.heard = self.runs.take
+        self.alerts = Part.ALERTS.load()(self, now)
+        self.events.heard = self._hear
+
+    def _hear(self, event: WeaverEvent) -> None:
+        self.runs.take(event)
+        self.alerts.take(event)
 
     def replica(self, id: str) -> Replica:
         """Return a replica by its id, or by its short name; see `named`."""
@@ -240,7 +246,10 @@ class Registry:
             before = self.device_status.get(device, {})
             self.device_status[device] = status
             written = self._status_written.get(device, -math.inf)
-            if status["time"] >= written + _STATUS_WRITTEN_EVERY or _health(status) != _health(before):
+            changed = _health(status) != _health(before)
+            if changed:
+                self.alerts.device_changed(device)
+            if changed or status["time"] >= written + _STATUS_WRITTEN_EVERY:
                 self._status_written[device] = status["time"]
                 self.save_device(device)
             if self.watching:
@@ -294,12 +303,14 @@ class Registry:
             self._put(oldest[0])
         self.goodput.save(now)
         self.runs.settle(now)
+        self.alerts.settle(now)
         # Without changes, one commit each second still writes due points and makes old history coarser.
         if not (
             self.store.pending
             or self.events.pending
             or self._forgotten
             or self.runs.pending
+            or self.alerts.pending
             or now >= self._written + 1.0
         ):
             return None, []
@@ -310,6 +321,7 @@ class Registry:
             self.history.forget(commit, id, lambda run: self.runs.get(run) is not None)
         self._forgotten.clear()
         self.runs.write(commit)
+        self.alerts.write(commit)
         needed = self.history.write(commit, now)
         unsaved = next(iter(self._unsaved.values()), (needed, 0.0))[0]
         # The journal rows that are no longer needed.
@@ -323,7 +335,7 @@ class Registry:
         waits = self._changed or self._unsaved or self._forgotten or self.store.pending or self.events.pending
         waits = waits or self.runs.pending
         lives = any(self.states[state] for state in LIVING)
-        return not (waits or lives) and self.history.settled and self.goodput.settled
+        return not (waits or lives) and self.history.settled and self.goodput.settled and self.alerts.settled
 
     def _put(self, replica: Replica) -> None:
         self._unsaved.pop(replica, None)

@@ -92,6 +92,7 @@ class Weaver:
             Silent: self._silent,
         }
         self._takers = {kind.KIND: (kind, take) for kind, take in takers.items()}
+        known.alerts.hurry = self.outbox.hurry
         for replica in known.replicas.values():
             if replica.state in LIVING:
                 replica.link_lost = now
@@ -209,6 +210,7 @@ class Weaver:
     def tick(self, now: float) -> None:
         self.known.goodput.tick(now)
         self._liveness.tick(now)
+        self.known.alerts.tick(now)
         self.dispatcher.cohort_commands.tick(now)
 
     @property

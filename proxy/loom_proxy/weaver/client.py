@@ -22,6 +22,7 @@ from loom.control.operations import OPERATIONS, Ask, takes
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WeaverUnavailable, WrongState, error_for_code
 from loom.rest_client import Gateway, Route, TokenSource
 from loom.wire.bodies import AskWeaver
+from loom_proxy.weaver.alerts import AlertRules
 from loom_proxy.weaver.methods import WeaverMethods
 from loom_proxy.weaver.runs import TrainingRuns
 
@@ -230,3 +231,18 @@ def runs(
         return weaver.runs(
             run, state=state, tag=tag, since=since, until=until, archived=archived, sort=sort, limit=limit
         )
+
+
+def alerts(*, url: str | None = None, token: TokenSource = None, user: str | None = None) -> AlertRules:
+    """Return the rules that tell you of your runs, with methods that add, remove and test them.
+
+    Args:
+        url: the gateway; by default ``LOOM_URL``, the current context or a running `loom up`.
+        token: the token to show to it; by default that of the context.
+        user: another user, or ``"*"`` for everyone's; for admins.
+    """
+    from loom_proxy.contexts import choose_gateway
+
+    to = choose_gateway(url, token)
+    with to.explained():
+        return WeaverProxy(to.url, to.token, to.ca, insecure=to.insecure, user=user).alerts()

@@ -26,6 +26,7 @@ from loom.weaver.views import (
     WeaverUpdate,
 )
 from loom.wire.plain import number, plain, shortened
+from loom_proxy.weaver.alerts import AlertRules
 from loom_proxy.weaver.command import CommandProxy, InjectionProxy
 from loom_proxy.weaver.runs import TrainingRun, TrainingRuns
 from loom_proxy.weaver.watch import WeaverFeed
@@ -540,6 +541,10 @@ class WeaverMethods:
             UnknownRun: there is none.
         """
         return TrainingRun(self._ask, RunDetails.from_body(self._ask("run", id=run)))
+
+    def alerts(self) -> AlertRules:
+        """Return the rules of alerts, with methods that add, remove and test them, and that read what was sent."""
+        return AlertRules(self._ask)
 
 
 def _params(params: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -95,6 +95,7 @@ TokenRevoked            token_revoked           401 6 PermissionError OSError
 TooLarge                too_large               413 1 ValueError
 TooManyRuns             too_many_runs           500 1
 TrainingFailed          training_failed         500 1
+UnknownAlert            unknown_alert           404 9 KeyError LookupError
 UnknownCommand          unknown_command         404 9 KeyError LookupError
 UnknownContext          unknown_context         500 9 KeyError LookupError
 UnknownDevice           unknown_device          404 9 KeyError LookupError

@@ -104,6 +104,8 @@ class Run:
     """The replicas whose last process is of this run, by id."""
     living: dict[str, None] = field(default_factory=dict)
     """The ids of those that live."""
+    odd: dict[str, tuple[float, int | None]] = field(default_factory=dict)
+    """The last value of each metric that was not finite, with its step, since those who look at them did."""
     asked: float = -math.inf
     """When a process was asked last for the facts of the start."""
 
@@ -136,12 +138,19 @@ class Run:
             if known is None:
                 if len(summary) < MAX_METRICS:
                     summary[name] = [value, value, value, step, replica]
+                    self._note_odd(name, value, step)
             elif known[4] == replica:
                 known[0], known[3] = value, step
-                if not known[1] <= value:  # also if the one before is not a number
-                    known[1] = value if value == value else known[1]
-                if not known[2] >= value:
-                    known[2] = value if value == value else known[2]
+                if not known[1] <= value <= known[2] or value - value:  # not a number, or infinite, again
+                    if not known[1] <= value and value == value:
+                        known[1] = value
+                    if not known[2] >= value and value == value:
+                        known[2] = value
+                    self._note_odd(name, value, step)
+
+    def _note_odd(self, name: str, value: float, step: int | None) -> None:
+        if not math.isfinite(value):
+            self.odd[name] = value, step
 
     def configure(self, config: Mapping[str, Any]) -> bool:
         """Take values into the configuration at the start; return whether one of them is the first of its key."""
@@ -171,4 +180,4 @@ class Run:
         self.reason = self.by = self.first = None
 
 
-_STORED = tuple(one.name for one in fields(Run) if one.name not in ("there", "living", "asked"))
+_STORED = tuple(one.name for one in fields(Run) if one.name not in ("there", "living", "odd", "asked"))

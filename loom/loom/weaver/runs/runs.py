@@ -85,6 +85,8 @@ class KnownRuns:
         self._changed: dict[Run, None] = {}
         self._unsettled: dict[Run, None] = {}
         """Runs of which a process has ended."""
+        self._news: dict[Run, None] = {}
+        """Runs that have ended, or had values that are not finite, since `take_news`."""
         self._removed: dict[str, int] = {}
         """The ids of removed runs, which no run may have, and the last row of the journal that may name each."""
         self._removing: deque[tuple[str, str]] = deque()
@@ -297,6 +299,15 @@ class KnownRuns:
         run = self._runs.get(replica.run or "")
         if run is not None and replica.id in self.leads:
             run.summarize(replica.id, step, metrics)
+            if run.odd:
+                self._news[run] = None
+
+    def take_news(self) -> list[Run]:
+        """Return the runs that have ended, or had values that are not finite, since the last call."""
+        if not self._news:
+            return []
+        news, self._news = list(self._news), {}
+        return [run for run in news if self._runs.get(run.id) is run]
 
     def save_summary(self, replica: Replica) -> None:
         """Write the summary with the next commit, if a replica's metrics are in it."""
@@ -415,6 +426,7 @@ class KnownRuns:
             self._timeline.ended(run, now, self._events.last)
             about = {name: getattr(run, name) for name in ("reason", "by", "first", "step")}
             self._log(now, "run_ended", run, **about)
+            self._news[run] = None
         self._ended[run.id] = None
         self._changed[run] = None
 

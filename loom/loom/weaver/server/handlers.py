@@ -188,6 +188,7 @@ class RequestHandler:
         }
         self.catalog = Catalog(user, self._known.runs, self._known.history, weaver.outbox.hurry)
         self._handlers |= self.catalog.handlers
+        self._handlers |= self._known.alerts.handlers(user)
 
     def do(self, asked: Operation, asker: Asker = Asker()) -> Any:  # noqa: B008 - it is frozen
         """Do an operation and return its result; the result of one that waits has to be awaited."""

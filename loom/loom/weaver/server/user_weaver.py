@@ -17,6 +17,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -33,6 +35,7 @@ from loom.weaver.server.pushes import Pushes, Watcher
 from loom.weaver.storage.store import Commit, Store
 from loom.weaver.storage.writer import StoreWriter, Undurable
 from loom.weaver.weaver import Weaver
+from loom.wings import Part
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class UserWeaver:
         profilers: bounds the profiles that are taken at the same time, of all users.
         active: the users' weavers that may have something to do; an idle one leaves it.
         threads: where commits are written.
+        alert_operator: the file in which the gateway says what its operator allows alerts to reach.
         failed: called when the store is broken, after which the weaver's process has to end.
     """
 
@@ -89,6 +93,7 @@ class UserWeaver:
         profilers: asyncio.Semaphore,
         active: dict[UserWeaver, None],
         threads: Executor,
+        alert_operator: Path | None,
         failed: Callable[[Exception], object],
     ) -> None:
         self.weaver = weaver
@@ -101,6 +106,9 @@ class UserWeaver:
         self._profilers = profilers
         self._active = active
         self._failed = failed
+        self._alert_operator = alert_operator
+        self._deliveries: Any = None
+        """The deliveries of alerts, once the event loop runs."""
         self._writer = StoreWriter(store, threads, clock, self._fail, self._note_durability)
         self._taken_before = 0
         """Status reports that were taken before the store took nothing any more."""
@@ -131,8 +139,18 @@ class UserWeaver:
         if self._writer.undurable is not None:
             self.weaver.reports.holds_back = self.weaver.reports.taken > self._taken_before + MOST_UNSTORED
         self.weaver.tick(now)
+        self._deliver(now)
         self._pushes.tick(now)
         self.plan_commit()
+
+    def _deliver(self, now: float) -> None:
+        """Begin the attempts to deliver alerts that are due."""
+        if self._deliveries is None:
+            folder = None if self._store.path == ":memory:" else Path(self._store.path).parent
+            later = asyncio.get_running_loop().call_soon_threadsafe
+            make = Part.ALERT_DELIVERIES.load()
+            self._deliveries = make(self.weaver.known.alerts, folder, self._alert_operator, self._clock, later)
+        self._deliveries.tick(now)
 
     def plan_commit(self) -> None:
         """Plan a commit: soon if a peer or a caller waits for it, else in the usual time."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from loom.errors import UnsafeStateFolder
@@ -88,6 +89,7 @@ class Users:
         existing: the users that have a store already, whose replicas may live.
         clock: returns the seconds since the epoch, and never goes back.
         place: where threadlets connect, ``tcp://HOST:PORT``.
+        alert_operator: as for `UserWeaver`.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Users:
         clock: Callable[[], float],
         place: str,
         timing: LivenessTimeouts | None = None,
+        alert_operator: Path | None = None,
     ) -> None:
         self.keys = keys
         self.clock = clock
@@ -110,6 +113,7 @@ class Users:
         self._open_store = open_store
         self._place = place
         self._timing = timing
+        self._alert_operator = alert_operator
         self._py_spies = asyncio.Semaphore(2)
         self._profilers = asyncio.Semaphore(4)
         self._threads = ThreadPoolExecutor(STORE_THREADS, "store")
@@ -151,9 +155,8 @@ class Users:
         weaver = Weaver(Registry(store, now), now, self._timing)
         requests = RequestHandler(user, weaver, self.clock, self.address, self._others_on)
         bounds = self._py_spies, self._profilers
-        made = UserWeaver(
-            weaver, store, self.clock, requests, self.tasks, *bounds, self._active, self._threads, self._fail
-        )
+        further = self._active, self._threads, self._alert_operator, self._fail
+        made = UserWeaver(weaver, store, self.clock, requests, self.tasks, *bounds, *further)
         self._users[user] = made
         self._active[made] = None
         return made

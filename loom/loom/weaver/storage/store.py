@@ -125,10 +125,12 @@ def _parts(rows: Sequence[Any]) -> Iterable[Sequence[Any]]:
 
 _VERSION = 1
 
-_KEYED = ("replicas", "devices", "policies", "commands", "goodput", "runs", "run_ranks", "run_marks")
+_ALERTS = ("alert_rules", "alert_incidents", "alerts")
 
-_DURABLE = ("commands", "policies")
-"""The tables whose changes are acknowledged to users."""
+_KEYED = ("replicas", "devices", "policies", "commands", "goodput", "runs", "run_ranks", "run_marks", *_ALERTS)
+
+_DURABLE = ("commands", "policies", *_ALERTS)
+"""The tables whose changes are acknowledged to users, or sent to them."""
 
 CHECKPOINT_AFTER = 8 << 20
 """Bytes in commits after which a checkpoint is due."""
@@ -140,7 +142,7 @@ _PASSES = 5
 
 _WAIT = 300.0  # seconds that a statement waits for another connection
 
-# Version 1 had neither goodput, aged, outlines nor runs at first. A missing table is added;
+# Version 1 had neither goodput, aged, outlines, runs nor alerts at first. A missing table is added;
 # an older Loom ignores it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outcomes (

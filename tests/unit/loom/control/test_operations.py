@@ -30,7 +30,7 @@ from loom.token_file import ADMIN
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom_gateway.rest.weaver import weaver_routes
-from loom_proxy.weaver import command, methods, runs, watch
+from loom_proxy.weaver import alerts, command, methods, runs, watch
 from tests.unit.loom.weaver.running import KEYS, running
 
 EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: one.name)
@@ -130,7 +130,7 @@ async def test_the_weaver_answers_each_of_looms_own_and_a_session_those_about_it
 
 @EACH
 def test_the_laptop_has_a_method_that_asks_for_it(operation: type[Operation]) -> None:
-    sources = [inspect.getsource(one) for one in (methods, watch, command, runs)]
+    sources = [inspect.getsource(one) for one in (methods, watch, command, runs, alerts)]
     assert re.search(rf'_ask\(\s*"{operation.name}"|ask\(\s*"{operation.name}"', "".join(sources))
 
 

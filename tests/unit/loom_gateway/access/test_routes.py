@@ -90,6 +90,11 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/weaver/replicas/{replica}/stacks": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/profile": Rule("view", whose="weaver"),
     "GET /api/v1/weaver/replicas/{replica}/points": Rule("view", whose="weaver"),
+    "GET /api/v1/alerts": Rule("view", whose="weaver"),
+    "GET /api/v1/alerts/log": Rule("view", whose="weaver"),
+    "POST /api/v1/alerts": Rule("operate", {"rule": "crashed"}, whose="weaver"),
+    "DELETE /api/v1/alerts/{alert}": Rule("operate", whose="weaver"),
+    "POST /api/v1/alerts/{alert}/test": Rule("operate", {}, whose="weaver"),
     "GET /api/v1/runs": Rule("view", whose="weaver"),
     "GET /api/v1/runs/{run}": Rule("view", whose="weaver"),
     "GET /api/v1/runs/{run}/metrics/{metric}": Rule("view", whose="weaver"),
@@ -216,7 +221,7 @@ def path_of(rule: str, **given: str) -> str:
     path = rule.partition(" ")[2]
     values = {"name": SESSION, "user": "carol", "tunnel": "nothing", "replica": "train_0", "metric": "loss"}
     values |= {"command": "c-1", "injection": "i-1", "device": "GPU-0", "plan": "p-1", **given}
-    values = {"run": "r-1", "other": "r-2", **values}
+    values = {"alert": "a-1", "run": "r-1", "other": "r-2", **values}
     return path.format_map(values)
 
 
