@@ -22,8 +22,11 @@ OF_TRAINING = frozenset(
 )
 """First words of the commands that have the page about training."""
 
-OF_HISTORY = frozenset(("query", "export", "events", "metrics", "runs", "alerts"))
+OF_HISTORY = frozenset(("query", "export", "events", "metrics"))
 """First words of the commands that have the page about the history of replicas."""
+
+OF_RUNS = frozenset(("runs", "alerts"))
+"""First words of the commands that have the page about the runs of trainings."""
 
 OF_ACCESS = frozenset(("context", "token"))
 """First words of the commands that have the page about contexts and tokens."""
@@ -57,8 +60,8 @@ CLUSTER = """\
 # The command line
 
 This page has the commands for clusters and sessions; there are others about [contexts and tokens](cli-access.md),
-[training](cli-training.md), [histories](cli-history.md), [failures on purpose](cli-faults.md),
-[devices, meshes and processes](cli-devices.md) and [where time goes](cli-timing.md). `loom --help` and
+[training](cli-training.md), [runs and alerts](cli-runs.md), [histories](cli-history.md),
+[failures on purpose](cli-faults.md), [devices, meshes and processes](cli-devices.md) and [where time goes](cli-timing.md). `loom --help` and
 `loom COMMAND --help` print the same, `loom --version` the
 version. Every command has the same [exit codes](exit-codes.md). A table folds what is too wide for the terminal; in
 a file or a pipe, each row is one line. `tests/support/cli_page.py` writes these pages.
@@ -83,6 +86,15 @@ HISTORY = """\
 # The command line for histories
 
 These commands show the history of replicas, and give it to [other programs](../guide/trackers.md).
+[The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and
+`--ca`.
+"""
+
+RUNS = """\
+# The command line for runs
+
+These commands list and compare the [runs of trainings](../guide/training_runs.md), and set
+[alerts](../guide/alerts.md).
 [The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and
 `--ca`.
 """
@@ -156,6 +168,7 @@ def _begins(name: str) -> str:
     pages = {
         ACCESS: OF_ACCESS,
         TRAINING: OF_TRAINING,
+        RUNS: OF_RUNS,
         HISTORY: OF_HISTORY,
         FAULTS: OF_FAULTS,
         DEVICES: OF_DEVICES,
@@ -168,6 +181,7 @@ PAGES = {
     ROOT / "docs" / "reference" / "cli.md": CLUSTER,
     ROOT / "docs" / "reference" / "cli-access.md": ACCESS,
     ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
+    ROOT / "docs" / "reference" / "cli-runs.md": RUNS,
     ROOT / "docs" / "reference" / "cli-history.md": HISTORY,
     ROOT / "docs" / "reference" / "cli-faults.md": FAULTS,
     ROOT / "docs" / "reference" / "cli-devices.md": DEVICES,

@@ -25,7 +25,16 @@ from tests.support.paths import ROOT
 
 SOURCES = ("loom/loom", "gateway/loom_gateway", "proxy/loom_proxy")
 
-CLI_PAGES = ("cli", "cli-access", "cli-training", "cli-history", "cli-faults", "cli-devices", "cli-timing")
+CLI_PAGES = (
+    "cli",
+    "cli-access",
+    "cli-training",
+    "cli-runs",
+    "cli-history",
+    "cli-faults",
+    "cli-devices",
+    "cli-timing",
+)
 
 README_LINES, PAGE_LINES = 150, 260
 

@@ -59,7 +59,7 @@ def attempt(
         OSError: there is no room for the file, or the process cannot be started.
     """
     path.parent.mkdir(0o700, exist_ok=True)
-    with open(path, "a+b", buffering=0) as file:
+    with open(path, "a+b", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         for _ in range(int(PATIENCE / POLL)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -184,7 +184,7 @@ def check_webhook(url: str) -> SplitResult:
         or not url.isprintable()
         or " " in url
     ):
-        raise WrongArguments("webhook is an address such as https://hooks.example.com/T0/B0/secret, in ASCII")
+        raise WrongArguments("webhook is an address such as https://hooks.example.com/T0/B0/x, in ASCII")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise WrongArguments("webhook: an address without a user, a password and a fragment")
     if port == 0:

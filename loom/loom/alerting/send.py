@@ -97,7 +97,8 @@ def _mail(job: Mapping[str, Any]) -> int:
 
 def _post(job: Mapping[str, Any]) -> int:
     """Post to a webhook; return the status of its answer."""
-    to, until = urlsplit(job["url"]), time.monotonic() + WITHIN
+    to, within = urlsplit(job["url"]), float(job.get("within", WITHIN))
+    until = time.monotonic() + within
     host, port = to.hostname or "", to.port or (443 if to.scheme == "https" else 80)
     try:
         with closing(_connect(host, port, to.scheme == "https", job["networks"], until)) as line:
@@ -106,7 +107,7 @@ def _post(job: Mapping[str, Any]) -> int:
                 line, _request(to.netloc, f"{to.path or '/'}{'?' if to.query else ''}{to.query}", job), until
             )
     except TimeoutError:
-        raise Refused(f"{host} did not answer within {WITHIN:g} s") from None
+        raise Refused(f"{host} did not answer within {within:g} s") from None
     except ssl.SSLError as error:
         raise Refused(f"{host}: {error.reason or 'TLS failed'}") from None
     except OSError as error:
