@@ -61,8 +61,8 @@ CLUSTER = """\
 
 This page has the commands for clusters and sessions; there are others about [contexts and tokens](cli-access.md),
 [training](cli-training.md), [runs and alerts](cli-runs.md), [histories](cli-history.md),
-[failures on purpose](cli-faults.md), [devices, meshes and processes](cli-devices.md) and [where time goes](cli-timing.md). `loom --help` and
-`loom COMMAND --help` print the same, `loom --version` the
+[failures on purpose](cli-faults.md), [devices, meshes and processes](cli-devices.md) and
+[where time goes](cli-timing.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
 version. Every command has the same [exit codes](exit-codes.md). A table folds what is too wide for the terminal; in
 a file or a pipe, each row is one line. `tests/support/cli_page.py` writes these pages.
 """
