@@ -144,8 +144,8 @@ class Deliveries:
     def _job(self, one: WaitingDelivery) -> Mapping[str, Any]:
         operator, id, told = self._alerts.operator, one.alert.view.id, self._payload(one)
         if one.is_mail:
-            body = mail_of(told, one.alert.rule.view.email)
-            return {"id": id, "command": operator.mail, "body": base64.b64encode(body).decode()}
+            mail = base64.b64encode(mail_of(told, one.alert.rule.view.email)).decode()
+            return {"id": id, "command": operator.mail, "body": mail}
         form = slack_of(told) if one.alert.rule.view.form == "slack" else told
         body = base64.b64encode(json.dumps(form).encode()).decode()
         return {"id": id, "url": one.to, "body": body, "networks": operator.networks}

@@ -342,8 +342,10 @@ class _Link(FrameConnection):
 
 
 def _waiting(operation: str, arguments: Mapping[str, Any], wait: float) -> Mapping[str, Any]:
-    """Return the arguments of an operation, with the seconds to wait for acknowledgements if it waits for them."""
-    return {**arguments, "timeout": wait} if operation == "command_state" else arguments
+    """Return the arguments of an operation, with the seconds to wait if it waits for them."""
+    if operation == "command_state":
+        return {**arguments, "timeout": wait}
+    return {**arguments, "wait": wait} if wait and OPERATIONS[operation].waits else arguments
 
 
 def _in_session(operation: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

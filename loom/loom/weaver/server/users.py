@@ -154,9 +154,19 @@ class Users:
         store, now = self._open_store(user), self.clock()
         weaver = Weaver(Registry(store, now), now, self._timing)
         requests = RequestHandler(user, weaver, self.clock, self.address, self._others_on)
-        bounds = self._py_spies, self._profilers
-        further = self._active, self._threads, self._alert_operator, self._fail
-        made = UserWeaver(weaver, store, self.clock, requests, self.tasks, *bounds, *further)
+        made = UserWeaver(
+            weaver,
+            store,
+            self.clock,
+            requests,
+            self.tasks,
+            self._py_spies,
+            self._profilers,
+            self._active,
+            self._threads,
+            self._alert_operator,
+            self._fail,
+        )
         self._users[user] = made
         self._active[made] = None
         return made
