@@ -23,6 +23,7 @@ const TONES: Record<string, Tone> = {
   refused: 'warning',
   unanswered: 'warning',
   respawn_wanted: 'warning',
+  alerted: 'warning',
   weaver_started: 'warning',
   failed: 'bad',
   device_failed: 'bad',
@@ -90,6 +91,8 @@ function sentence(event: WeaverEvent): string {
       return `processes were started: ${text('what') || text('mesh') || 'a mesh'}`;
     case 'policy':
       return `${text('by') || 'someone'} chose ${text('action')} for ${text('group')} when a device fails`;
+    case 'alerted':
+      return `alert (${text('rule').replaceAll('_', ' ')}): ${text('message')}`;
     case 'fault_removed':
       return 'has no injected fault any more';
     case 'run_began':
