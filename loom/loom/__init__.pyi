@@ -30,6 +30,7 @@ from loom.actor import traced as traced
 from loom.bootstrap import BootstrapCommand as BootstrapCommand
 from loom.bootstrap import default_bootstrap_cmd as default_bootstrap_cmd
 from loom.errors import *  # noqa: F403
+from loom.remote_traceback import show_internal_frames as show_internal_frames
 from loom.shape import Extent as Extent
 from loom.shape import NDSlice as NDSlice
 from loom.shape import Point as Point

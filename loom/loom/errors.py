@@ -57,6 +57,13 @@ class LoomError(Exception):
 
     __str__ = Exception.__str__  # KeyError's would put the text in quotes
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: those of the user's code, here and in the cluster."""
+        from loom.remote_traceback import render
+
+        cause = self.__cause__
+        return render(self, describe_error(self), cause.text if isinstance(cause, RemoteException) else "")
+
     @classmethod
     def received(cls, message: str) -> LoomError:
         """Return the exception for a message that came over the wire."""
@@ -493,11 +500,22 @@ class ActorError(LoomError, code="actor_error"):
     def received(cls, message: str) -> ActorError:
         return cls(RemoteException("unknown", message), message)
 
+    place = ""
+    """The rank that raised it, such as ``rank 1 (hosts=0, gpus=1)``; "" if it is not known."""
+
     def __str__(self) -> str:
         return f"{self.message}\n {self.exception_formatted}"
 
-    def __reduce__(self) -> tuple[type[ActorError], tuple[BaseException, str, str]]:
-        return ActorError, (self.exception, self.message, self.exception_formatted)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorError, (self.exception, self.message, self.exception_formatted), {"place": self.place}
+
+    def _render_traceback_(self) -> list[str]:
+        from loom.remote_traceback import head_of, render
+
+        raised = self.exception
+        name, _, text = ("", "", "") if not isinstance(raised, RemoteException) else raised.args[0].partition(": ")
+        said = f"{name.rpartition('.')[2]}: {text}" if name else describe_error(raised)
+        return render(self, head_of(self.place, self.message, said), self.exception_formatted)
 
 
 # The weaver, training and failure injection

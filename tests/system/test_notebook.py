@@ -15,6 +15,7 @@ import pytest
 from nbclient import NotebookClient
 
 import loom
+from loom.remote_traceback import HIDDEN
 from loom_proxy.local import LocalCluster
 from tests.support.kernels import BOUND, Kernel, Output, Pipe, waits
 from tests.support.paths import EXAMPLES
@@ -121,6 +122,41 @@ def test_a_mesh_a_value_mesh_and_a_future_are_shown_as_html(kernel: Kernel, pipe
     pipe.open()
     assert "2 hosts: 2 alive" in kernel.check("job").value["text/html"]
     assert "Counter.add(k)" in kernel.check("counters.add").value["text/html"]
+
+
+def test_a_failure_in_the_cluster_shows_the_cells_lines_and_not_loom_s(kernel: Kernel) -> None:
+    kernel.check(
+        """
+        def look(values):
+            return values["missing"]
+
+        class Failing(Actor):
+            @endpoint
+            def boom(self):
+                if current_rank().rank == 1:
+                    return look({})
+
+        trainers = job.hosts.spawn_procs({"gpus": 2}, name="failing").spawn("trainers", Failing)
+        """
+    )
+    output = kernel.run("trainers.boom.call().get()")
+    lines = output.traceback.splitlines()
+    assert lines[0] == "rank 1 (hosts=0, gpus=1) of trainers.boom: KeyError: 'missing'"
+    assert re.findall(r"Cell .*, in (\S+)", output.traceback) == ["boom", "look", "<module>"]
+    assert [line.split()[0] for line in lines if 'return values["missing"]' in line] == ["---->"]
+    assert "loom_" not in output.traceback
+    assert lines[-1] == HIDDEN
+
+    shown = kernel.run("loom.show_internal_frames(); trainers.boom.call().get()").traceback
+    assert "loom_proxy/futures/future.py" in shown
+    assert "monarch/_src/actor" in shown
+    assert HIDDEN not in shown
+    kernel.check("loom.show_internal_frames(False)")
+
+    ran = kernel.run("job.run(look, {})")
+    assert ran.error == "KeyError"
+    assert ran.traceback.startswith("KeyError: 'missing'\n\nIn the cluster:\n  Cell ")
+    kernel.check("trainers.slice(hosts=0, gpus=0).stop() if hasattr(trainers, 'stop') else None")
 
 
 def test_completion_offers_endpoints(kernel: Kernel) -> None:

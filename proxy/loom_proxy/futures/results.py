@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ from loom.errors import (
     OperationFailed,
     RemoteException,
     UnpicklableError,
+    describe_error,
     error_for_code,
     operation_failed,
 )
@@ -103,7 +105,9 @@ def error_of(decoder: Decoder, message: Message) -> LoomError:
         text = f"{text} {found}."
         formatted += f"{found}\n"
         cured(original)
-    return ActorError(original, text, formatted)
+    failure = ActorError(original, text, formatted)
+    failure.place = str(texts.get("place", ""))
+    return failure
 
 
 def _original(decoder: Decoder, message: Message) -> BaseException | None:
@@ -129,9 +133,23 @@ def own_exception(error: LoomError, original: BaseException) -> BaseException:
     if not isinstance(original, Exception) or isinstance(original, RemoteException):
         return error
     add_cause(original, error.__cause__)
+    _show_users_lines(original, error.__cause__)
     if isinstance(original, ModuleNotFoundError):
         cured(original)
     return original
+
+
+def _show_users_lines(raised: Exception, cause: BaseException | None) -> None:
+    """Let a notebook show the exception of a function in the cluster with the lines of the user's code."""
+    text = cause.text if isinstance(cause, RemoteException) else ""
+
+    def lines() -> list[str]:
+        from loom.remote_traceback import render
+
+        return render(raised, describe_error(raised), text)
+
+    with contextlib.suppress(AttributeError):  # of a class with slots
+        raised._render_traceback_ = lines  # type: ignore[attr-defined]
 
 
 def add_cause(error: BaseException, cause: BaseException | None) -> None:

@@ -304,7 +304,7 @@ def short_errors() -> Iterator[None]:
     try:
         yield
     except LoomError as error:
-        if not hasattr(error, "_render_traceback_"):
+        if "_render_traceback_" not in vars(error):  # the lines of `_shown_as`
             _shown_as(error)
         raise
 

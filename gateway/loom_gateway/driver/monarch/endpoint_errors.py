@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 from monarch._src.actor import actor_mesh
-from monarch._src.actor.actor_mesh import ActorError, Port, _Actor
+from monarch._src.actor.actor_mesh import ActorError, Port, _Actor, context
 
 from loom.wire.exceptions import Description, describe, formatted, is_plain, rebuild, text_of
 from loom.wire.messages import Buffer
@@ -164,6 +164,7 @@ def _in_a_task(plain: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable
 def _made_of(self: ActorError, exception: BaseException, message: str = "A remote actor call has failed.") -> None:
     self.exception = raised = what_was_raised(exception)
     self.message = message
+    self.place = _place()
     # As Monarch's own constructor has it.
     at = "Traceback (most recent call last):"
     self.exception_formatted = formatted(raised).replace(
@@ -173,8 +174,20 @@ def _made_of(self: ActorError, exception: BaseException, message: str = "A remot
 
 def _reduced(self: ActorError) -> Any:
     if is_plain(self.exception):
-        return _arrived_plain, (self.exception, self.message, self.exception_formatted)
-    return _arrived, (describe(self.exception, _dump), self.message, self.exception_formatted)
+        made: tuple[Any, ...] = (_arrived_plain, (self.exception, self.message, self.exception_formatted))
+    else:
+        made = (_arrived, (describe(self.exception, _dump), self.message, self.exception_formatted))
+    place = getattr(self, "place", "")
+    return (*made, {"place": place}) if place else made
+
+
+def _place() -> str:
+    """Return the rank of the actor that raises an exception, with its place in the mesh; "" outside of actors."""
+    with contextlib.suppress(Exception):  # of another version of Monarch's
+        point = context().actor_instance.rank
+        place = ", ".join(f"{label}={index}" for label, index in dict(point).items())
+        return f"rank {point.rank} ({place})" if place else f"rank {point.rank}"
+    return ""
 
 
 def _arrived(description: Description, message: str, text: str) -> ActorError:

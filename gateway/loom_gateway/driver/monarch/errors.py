@@ -182,6 +182,7 @@ def error_message(
             "formatted": error.exception_formatted,
             "type": f"{type(original).__module__}.{type(original).__qualname__}",
             "original": text_of(original),
+            "place": getattr(error, "place", ""),
         }
         pickled = _travelling(original, encoder, texts)
     elif isinstance(error, MonarchSupervisionError) or _is_of_a_dead_mesh(error):

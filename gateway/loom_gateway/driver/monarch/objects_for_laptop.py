@@ -29,7 +29,11 @@ from loom_gateway.driver.monarch.mesh_table import MeshEntry, MeshTable, shape_o
 
 
 def _actor_error(error: MonarchActorError) -> tuple[Any, ...]:
-    return ActorError, (error.exception, error.message, error.exception_formatted)
+    return (
+        ActorError,
+        (error.exception, error.message, error.exception_formatted),
+        {"place": getattr(error, "place", "")},
+    )
 
 
 def _supervision_error(error: MonarchSupervisionError) -> tuple[Any, ...]:
