@@ -14,6 +14,7 @@ from loom.errors import WaitTimeout
 from loom.rest_client import ForwardedRoute, Gateway, Route, route_to, token_now
 from loom.session_alive import SessionLife
 from loom.shape import Shape
+from loom.weaver.run_views import RunRecord
 from loom.wings import Part
 from loom.wire.bodies import FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
@@ -24,6 +25,8 @@ from loom_proxy.logs import LogLine, LogReceiver
 from loom_proxy.mesh.base import MeshProxy, WholeMesh
 from loom_proxy.mesh.procs import HostMeshProxy, find_meshes, proxy_of
 from loom_proxy.notebook.html import Dashboard, job_html
+from loom_proxy.notebook.live import Shown
+from loom_proxy.notebook.live_runs import LiveRuns
 from loom_proxy.port import Port
 from loom_proxy.port_receiver import Channel, PortReceiver, Ports, open_jobs
 from loom_proxy.runs import KnownRuns, RunHandle
@@ -59,10 +62,13 @@ class JobState:
 
 CLOSE_TIMEOUT = 15.0  # seconds that `Job.close` waits for the meshes to stop
 ASK_TIMEOUT = 2.0  # seconds that the driver has, when the program leaves, to tell until when the session lives
+RUNS_SHOWN = 50
+"""Runs of the user's among which a live cell looks for those of the session."""
+
 LAST_LINES = 5.0  # seconds to print the received log lines when the program leaves
 
 
-class Job:
+class Job(Shown):
     """An open session: the worker hosts, and the meshes and functions that run there.
 
     A ``with`` block on the job closes it at its end.
@@ -463,6 +469,13 @@ class Job:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _live(self) -> LiveRuns:
+        def runs() -> list[RunRecord]:
+            found = [one.info for one in self.weaver.runs(limit=RUNS_SHOWN) if one.session == self.session]
+            return sorted(found, key=lambda run: run.state != "running")
+
+        return LiveRuns(runs, self.weaver._ask, self._repr_html_, lambda: self.closed)
 
     def _repr_html_(self) -> str:
         meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in self._calls.meshes.by_name().items()}

@@ -19,6 +19,7 @@ from loom.wire.body import Body
 from loom_proxy import progress
 from loom_proxy.futures.timing import Timing, check_timeout
 from loom_proxy.notebook.html import future_html
+from loom_proxy.notebook.live import LiveHtml, Shown
 from loom_proxy.session.waits import Waits
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class LargeAnswer(functools.partial[Any]):
         return sum(map(len, self.args[0]))
 
 
-class FutureProxy(Generic[R], metaclass=Counterpart):
+class FutureProxy(Shown, Generic[R], metaclass=Counterpart):
     """The future result of an operation in the cluster; the counterpart of ``monarch.actor.Future``.
 
     `get` waits for the result in ordinary code and ``await`` in a coroutine, on any event loop. Many threads and
@@ -291,6 +292,9 @@ class FutureProxy(Generic[R], metaclass=Counterpart):
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]
+
+    def _live(self) -> LiveHtml:
+        return LiveHtml(self._repr_html_, lambda: self._state() in ("done", "failed"))
 
     def _repr_html_(self) -> str:
         value = None if self._value is _PENDING else self._value

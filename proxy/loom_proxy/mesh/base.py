@@ -15,6 +15,7 @@ from loom.shape import MeshTrait, Shape
 from loom.wire.bodies import AwaitInitialized, MakeView
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.notebook.html import MeshPanel, mesh_html
+from loom_proxy.notebook.live import LiveHtml, Shown
 from loom_proxy.session.calls import Calls
 
 P = TypeVar("P", bound="MeshProxy")
@@ -54,7 +55,7 @@ class WholeMesh:
         return ident
 
 
-class MeshProxy(MeshTrait):
+class MeshProxy(Shown, MeshTrait):
     """A proxy of a host, proc or actor mesh, or of a part of one."""
 
     # The names start with underscores because an actor's endpoints may have any other name.
@@ -94,6 +95,9 @@ class MeshProxy(MeshTrait):
     def initialized(self) -> FutureProxy[bool]:
         """A future that is done, with True, once the mesh has been created in the cluster."""
         return self._whole.caller.ask(AwaitInitialized(self._ident))
+
+    def _live(self) -> LiveHtml:
+        return LiveHtml(self._repr_html_, lambda: self._whole.caller.error is not None)
 
     def _repr_html_(self) -> str:
         return mesh_html(self._panel())

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from loom.errors import describe_error
 from loom.shape import Extent, Point
 from loom.terminal_text import fit_html
+from loom.weaver.run_views import RunRecord
 from loom_proxy.futures.timing import Timing
 from loom_proxy.mesh.rank_states import RankState
 
@@ -69,6 +70,7 @@ def _in_script(text: str) -> str:
 
 
 MOST_CELLS = 512  # cells of the largest grid; the further elements of a larger mesh are only counted
+METRICS_SHOWN = 4  # columns of metrics of a table of runs
 MOST_COLUMNS = 32  # cells of the longest row; a longer row is broken
 
 SHORT, LONG = 24, 400  # characters of a value in its cell, and in the cell's tooltip
@@ -274,4 +276,25 @@ def job_html(title: str, details: str, hosts: MeshPanel, meshes: Mapping[str, tu
         mesh_html(hosts),
         f'<table style="{_TABLE}" aria-label="meshes">{rows}</table>' if rows else "",
         f'<div style="{_SMALL}">… and {more:,} more meshes</div>' if more > 0 else "",
+    )
+
+
+def runs_html(runs: Sequence[RunRecord]) -> str:
+    """Return runs of trainings as a table: name, state, step, and the last value of the first metrics."""
+    metrics = list(dict.fromkeys(name for run in runs[:MOST_CELLS] for name in run.summary))[:METRICS_SHOWN]
+    heads = "".join(_head(name, "col") for name in ("run", "name", "state", "step", *metrics))
+    rows = []
+    for run in runs[:MOST_CELLS]:
+        values = (f"{run.summary[name].last:.4g}" if name in run.summary else "" for name in metrics)
+        step = "" if run.step is None else f"{run.step:,}{f' of {run.max_step:,}' if run.max_step else ''}"
+        texts = (run.id, run.name, run.state, step, *values)
+        cells = "".join(
+            f'<td style="{_PLAIN_CELL}" title="{fit_html(run.reason or "")}">{fit_html(text)}</td>'
+            for text in texts
+        )
+        rows.append(f"<tr>{cells}</tr>")
+    more = f'<div style="{_SMALL}">… and {len(runs) - MOST_CELLS:,} more</div>' if len(runs) > MOST_CELLS else ""
+    table = f'<table style="{_TABLE}" aria-label="runs"><tr>{heads}</tr>{"".join(rows)}</table>'
+    return _block(
+        _line(f"{len(runs):,} run{'s' * (len(runs) != 1)}"), f'<div style="overflow-x:auto">{table}</div>', more
     )

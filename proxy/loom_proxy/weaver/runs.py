@@ -19,12 +19,19 @@ from loom.control.operations import Ask
 from loom.extras import require
 from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord
 from loom.weaver.views import MetricPoint
+from loom_proxy.notebook.html import runs_html
+from loom_proxy.notebook.live import LiveHtml, LiveSource, Shown
+from loom_proxy.notebook.live_runs import LiveRuns
 
 if TYPE_CHECKING:
     import pandas
 
 
-class TrainingRun:
+LATEST = 100
+"""Runs, the latest ones, that a live cell of a list keeps up to date."""
+
+
+class TrainingRun(Shown):
     """A run, with the fields of `loom.weaver.run_views.RunRecord` as they were when it was read.
 
     Those of `loom.weaver.run_views.RunDetails`, such as ``timeline`` and ``members``, are read when needed.
@@ -51,6 +58,12 @@ class TrainingRun:
     def __repr__(self) -> str:
         at = "" if self.info.step is None else f" at step {self.info.step:,}"
         return f"<run {self.info.id} {self.info.name!r}: {self.info.state}{at}>"
+
+    def _live(self) -> LiveRuns:
+        return LiveRuns(lambda: [RunRecord.from_body(self._ask("run", id=self.info.id))], self._ask)
+
+    def _repr_html_(self) -> str:
+        return runs_html([self.info])
 
     def details(self) -> RunDetails:
         """Return everything that is kept of the run, as it was at the first call since `refresh`."""
@@ -144,8 +157,23 @@ class TrainingRun:
         self.info, self._details = RunRecord.from_body(answer), None
 
 
-class TrainingRuns(list[TrainingRun]):
+class TrainingRuns(Shown, list[TrainingRun]):
     """A list of runs."""
+
+    def _live(self) -> LiveSource:
+        if not self:
+            return LiveHtml(self._repr_html_, lambda: True)
+        known, ask = {one.info.id: one.info for one in self}, self[0]._ask
+
+        def runs() -> list[RunRecord]:
+            found = map(RunRecord.from_body, ask("runs", sort="-began", limit=LATEST))
+            known.update({one.id: one for one in found if one.id in known})
+            return list(known.values())
+
+        return LiveRuns(runs, ask)
+
+    def _repr_html_(self) -> str:
+        return runs_html([one.info for one in self])
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with a row for each run, by id. Needs pandas.

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import loom
+from loom.rest_client import Gateway
 from loom.token_file import TokenFile
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.token_authority import TokenAuthority
@@ -22,6 +23,7 @@ from loom_gateway.weaver_socket import endpoint as weaver_socket
 from loom_gateway.weaver_socket import subscribers
 from loom_gateway.weaver_socket.endpoint import WeaverSocket
 from loom_proxy.local import LocalCluster
+from loom_proxy.notebook.live_runs import LiveRuns
 from loom_proxy.weaver.client import WeaverProxy
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, await_true
@@ -65,6 +67,19 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         found = Guarded(cluster, TokenFile(folder / "tokens.json"), folder / "audit")
         await_weaver(WeaverProxy(cluster.url, cluster.token))
         yield found
+
+
+def test_the_live_cell_of_who_views_shows_a_run_and_refuses_to_change_it(guarded: Guarded) -> None:
+    address = Gateway(guarded.cluster.url, guarded.cluster.token).ask("address")
+    weaver = guarded.weaver("view")
+    cell = LiveRuns(lambda: [one.info for one in weaver.runs("seen")], weaver._ask)
+    with training(address, "seen_0", group="seen"):
+        await_true(lambda: bool((cell.state()["run"] or {}).get("points")))
+        for content in ({"command": "stop"}, {"command": "learning_rate", "value": "0.5"}):
+            cell.message(content)
+            assert cell.state()["may"] is False
+            assert cell.state()["said"].startswith("ScopeError: ")
+        assert weaver.replica("seen_0").config["learning_rate"] == 0.1
 
 
 def test_who_views_reads_and_watches_and_changes_nothing(guarded: Guarded) -> None:

@@ -317,7 +317,6 @@ def test_jupyter_finds_no_method_that_an_actor_mesh_does_not_have(connection: An
     actors = actor_mesh(connection, proc_mesh(connection))
     for name in (
         "_ipython_display_",
-        "_repr_mimebundle_",
         "_ipython_canary_method_should_not_exist_",
         "_repr_png_",
     ):
