@@ -107,6 +107,10 @@ class Runs {
     await this.#change('POST', run, '/tags', { add, remove });
   }
 
+  async setNote(run: string, text: string): Promise<void> {
+    await this.#change('POST', run, '/note', { text });
+  }
+
   async archive(run: string, back = false): Promise<void> {
     await this.#change('POST', run, '/archive', { back });
   }

@@ -78,6 +78,8 @@ export interface ReplicaInfo {
   not_offered?: Record<string, string>;
   /** The addresses of its runs in trackers. */
   links?: Record<string, string>;
+  /** The id of the run that it is in. */
+  run?: string | null;
   connected: boolean;
   step_time: number | null;
   instance: string;
@@ -120,7 +122,8 @@ export interface Run {
   tags: string[];
   note: string;
   archived: boolean;
-  parent: { run: string; step?: number | null; kind?: 'branch' | 'restart' | 'requeue' } | null;
+  /** The run that it continues; details have its name. */
+  parent: { run: string; name?: string; step?: number | null; kind?: 'branch' | 'restart' | 'requeue' } | null;
   config: Record<string, unknown>;
   summary: Record<string, RunSummary>;
   /** The fields of which a list has a part only. */
@@ -143,6 +146,8 @@ export interface RunDetails extends Run {
   metrics: string[];
   members: { replica: string; group: string; rank: number | null; host: string; state: string; step: number | null; ending: string | null; end_reason: string | null }[];
   timeline: RunMark[];
+  /** The runs that continue this one. */
+  children: { run: string; name: string; state: string; step: number | null; kind: string }[];
   marks_left_out: number;
 }
 

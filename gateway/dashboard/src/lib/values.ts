@@ -98,3 +98,46 @@ export function keysOf(replicas: readonly Configured[], show: (value: unknown) =
     }))
     .sort((one, other) => other.takers - one.takers || (one.name < other.name ? -1 : 1));
 }
+
+/** Return the values that replicas have for a key, the most frequent first, in a line of text. */
+export function describeValues(key: Key): string {
+  const { values } = key;
+  const shown = values.slice(0, 3).map((one) => `${one.text}${values.length > 1 ? ` (${one.count})` : ''}`);
+  return shown.join(', ') + (values.length > 3 ? ` and ${values.length - 3} more` : '');
+}
+
+const PARTS = 100; // of a slider, for each factor of ten
+
+/** Return the place on a slider of a value: 0 at the present one, and 100 for each factor of ten; null if there can be none. */
+export function sliderPlace(value: number, present: number): number | null {
+  return present > 0 && value > 0 ? Math.max(-PARTS, Math.min(PARTS, Math.round(Math.log10(value / present) * PARTS))) : null;
+}
+
+/** Return the value at a place of a slider, with two digits, so that it can be read. */
+export function sliderValue(place: number, present: number, type: string): string {
+  if (place === 0) return String(present);
+  const value = present * 10 ** (place / PARTS);
+  return /^int\b/.test(type) ? String(Math.max(1, Math.round(value))) : String(Number(value.toPrecision(2)));
+}
+
+/**
+ * Return what a new value means for the key's schedule, and how it compares to the present one; nothing to say is empty.
+ *
+ * @param config the configuration of one replica, with `KEY_schedule` for the schedule's own value while another one holds
+ * @param takes the keys that can be changed
+ */
+export function meaningOf(key: string, value: unknown, config: Readonly<Record<string, unknown>>, takes: readonly string[]): string {
+  const present = config[key];
+  const base = key.replace(/_factor$/, '');
+  if (base !== key && typeof value === 'number') {
+    const known = config[`${base}_schedule`] ?? (typeof config[base] === 'number' ? config[base] / (Number(present) || 1) : undefined);
+    return typeof known === 'number' ? `${base} is the schedule's × ${value}: now ${Number((known * value).toPrecision(4))}` : `${base} is the schedule's × ${value}`;
+  }
+  const scheduled = config[`${key}_schedule`];
+  const hides = scheduled !== undefined || takes.includes(`${key}_factor`);
+  if (value === null) return hides ? `the schedule's value again${scheduled === undefined ? '' : `, now ${String(scheduled)}`}` : '';
+  const parts = [];
+  if (typeof value === 'number' && typeof present === 'number' && present !== 0 && value !== present) parts.push(`× ${Number((value / present).toPrecision(3))}`);
+  if (hides) parts.push(`holds in place of the schedule's${scheduled === undefined ? '' : ` ${String(scheduled)}`} until it is taken back`);
+  return parts.join('; ');
+}

@@ -154,6 +154,12 @@ export abstract class Known {
     return this.#live.points(id, metric);
   }
 
+  /** The steps of a followed replica over time, at the times of its live points. */
+  liveSteps(id: string): Points {
+    this.changes.read('live');
+    return this.#live.steps(id);
+  }
+
   /** The times of the newest steps of a replica that has a lane, the oldest first. */
   newestSteps(id: string): readonly StepTimes[] {
     this.changes.read('live');

@@ -7,6 +7,7 @@ import type { Replica } from './replicas';
 
 const KEPT = 900; // of each metric
 const ROOM = 120; // of each metric at first: a replica may have hundreds
+const STEPS = '\0steps'; // no metric has this name
 
 export class Live {
   #followed = new Followed(() => new Map<string, Series>());
@@ -21,15 +22,23 @@ export class Live {
     return this.#followed.get(id)?.get(metric)?.points ?? NO_POINTS;
   }
 
+  /** The step at the time of each point. */
+  steps(id: string): Points {
+    return this.points(id, STEPS);
+  }
+
   /** Take what a replica reports now; return whether it is followed. */
   take(one: Replica): boolean {
     const metrics = this.#followed.get(one.id);
     if (!metrics || one.reported === null) return false;
-    for (const name in one.metrics) {
-      let series = metrics.get(name);
-      if (!series) metrics.set(name, (series = new Series(KEPT, ROOM)));
-      series.push(one.reported, toNumber(one.metrics[name]));
-    }
+    for (const name in one.metrics) push(metrics, name, one.reported, toNumber(one.metrics[name]));
+    push(metrics, STEPS, one.reported, one.step);
     return true;
   }
+}
+
+function push(metrics: Map<string, Series>, name: string, time: number, value: number | null): void {
+  let series = metrics.get(name);
+  if (!series) metrics.set(name, (series = new Series(KEPT, ROOM)));
+  series.push(time, value);
 }

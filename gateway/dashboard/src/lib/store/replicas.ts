@@ -53,6 +53,7 @@ class Member implements Replica {
   injectable = false;
   cohort: ReplicaInfo['cohort'] = null;
   links: Record<string, string> = {};
+  run: string | null = null;
   not_offered: Record<string, string> = {};
   step_time: number | null = null;
   instance = '';
