@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,9 @@ from loom.process.parent_pipe import killed_with_pipe
 
 GRACE = 10.0
 """Seconds that a rank's command has to end after SIGTERM; then it is killed."""
+
+ANSWERS_WITHIN = 10.0
+"""Seconds that living ranks have to answer at the end."""
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """The exit codes of a shell for a command that it cannot start."""
@@ -276,8 +279,23 @@ async def run_ranks(procs: Any, ranks: Any) -> RanksEnd:
     try:
         await _prepare(ranks)
         return await _run(ranks)
+    except BaseException:
+        await _within(GRACE + ANSWERS_WITHIN, ranks.end.call)
+        raise
     finally:
-        await procs.stop()
+        await _within(ANSWERS_WITHIN, procs.stop)
+
+
+async def _within(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+    """Wait for some seconds at most until ranks have done something: those on a host that is gone never will."""
+
+    async def do() -> None:
+        with contextlib.suppress(Exception):
+            await work()
+
+    doing = asyncio.ensure_future(do())
+    await asyncio.wait((doing,), timeout=seconds)
+    doing.cancel()
 
 
 async def _prepare(ranks: Any) -> None:
@@ -295,14 +313,15 @@ async def _prepare(ranks: Any) -> None:
 
 async def _run(ranks: Any) -> RanksEnd:
     found = RanksEnd(0)
-    try:
-        for ending in ranks.run.stream():
+    for ending in ranks.run.stream():
+        try:
             rank, status = await ending
-            if status and found.rank is None:
-                found = RanksEnd(status, rank)
-                await ranks.end.call()
-    except asyncio.CancelledError:
-        await ranks.end.call()
-        raise
-    await ranks.tidy.call()
+        except Exception:
+            if found.rank is None:
+                raise
+            return found  # that which failed first explains the rest
+        if status and found.rank is None:
+            found = RanksEnd(status, rank)
+            await _within(GRACE + ANSWERS_WITHIN, ranks.end.call)
+    await _within(ANSWERS_WITHIN, ranks.tidy.call)
     return found

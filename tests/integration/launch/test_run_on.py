@@ -26,6 +26,17 @@ pytestmark = pytest.mark.slow
 
 LOOM = str(Path(sys.executable).with_name("loom"))
 
+DISTRIBUTED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print("sum", total.item(), flush=True)
+dist.destroy_process_group()
+"""
+
 LOOP = """
 import sys, time
 import torch
@@ -125,6 +136,33 @@ def test_a_training_is_a_run_that_is_watched_stopped_and_described(
     assert list(run.command) == ["loop.py", "100000", "--api-key", "***"]
     assert run.commit
     assert run.details().start["tree"]
+
+
+@pytest.mark.parametrize(
+    "command", [["--per-host", "gpus=2", "ddp.py"], ["--", "torchrun", "--nproc-per-node", "2", "ddp.py"]]
+)
+def test_ranks_of_several_hosts_find_one_another(start: Start, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "ddp.py").write_text(DISTRIBUTED)
+    status, out, err = finish(start("--hosts", "2", *command))
+    assert (status, [line.split("] ")[1] for line in out]) == (0, ["sum 10.0"] * 4), err
+
+
+def test_a_host_that_dies_ends_the_ranks_of_the_others(
+    own_cluster: LocalCluster, start: Start, tmp_path: Path
+) -> None:
+    script = tmp_path / "on_a_dead_host.py"
+    script.write_text(LOOP)
+    process = start(
+        "--hosts", "2", script.name, "100000", on=own_cluster.url, env={"LOOM_TOKEN": own_cluster.token}
+    )
+    assert process.stdout
+    assert {process.stdout.readline() for _ in range(2)} == {"[0] begins\n", "[1] begins\n"}
+    os.kill(own_cluster.pids[2], signal.SIGKILL)
+    status, _, err = finish(process)
+    assert status == 1
+    assert "Traceback" not in err
+    assert "error: " in err
+    await_true(lambda: not children_that_run(script))
 
 
 def test_ctrl_c_leaves_it_running_and_says_how_to_come_back(
