@@ -34,13 +34,13 @@ MAX_RULES = 100
 """Rules of one user."""
 
 MAX_INCIDENTS = 5000
-"""Incidents of one user; beyond them the oldest are forgotten."""
+"""Incidents of one user; beyond them the oldest of ended runs are forgotten, or else no rule fires."""
 
 KEPT = 500
 """Alerts of one user that are kept; further ones take the place of the oldest."""
 
 MAX_WAITING = 200
-"""Deliveries of one user that wait; those of further alerts are given up at once."""
+"""Deliveries to one receiver that wait; those of further alerts are given up at once."""
 
 EVERY = 1.0
 """Seconds between two looks at all living runs, at least."""
@@ -351,7 +351,7 @@ class Alerts:
         key = rule.view.id, subject
         incident = self._incidents.get(key)
         if incident is None:
-            if finding is not None:
+            if finding is not None and self._has_room():
                 self._open(key, OpenIncident(now, finding.step))
                 self._fire(rule, run, finding, now)
         elif finding is not None:
@@ -388,9 +388,7 @@ class Alerts:
             value=value if value is None or math.isfinite(value) else _odd(value),
             test=test,
         )
-        waits = len(self._waiting) + len(self._fresh) < MAX_WAITING
-        state, error = (DeliveryState.WAITING, None) if waits else (DeliveryState.GIVEN_UP, "too many alerts wait")
-        alert = replace(alert, deliveries=tuple(AlertDelivery(to, state, error=error) for to in receivers(rule)))
+        alert = replace(alert, deliveries=tuple(self._begun(rule, to) for to in receivers(rule)))
         kept = KeptAlert(f"{self._last:012}", alert, rule)
         self._enter(kept)
         self._fresh += kept.waiting.values()
@@ -402,6 +400,12 @@ class Alerts:
         self._known.events.append(now, "alerted", there, **about)
         self.hurry()
         return kept
+
+    def _begun(self, rule: WatchedRule, shown: str) -> AlertDelivery:
+        to = MAIL if shown == MAIL else rule.target
+        if sum(one.to == to for one in (*self._waiting, *self._fresh)) < MAX_WAITING:
+            return AlertDelivery(shown)
+        return AlertDelivery(shown, DeliveryState.GIVEN_UP, error="too many alerts wait")
 
     def _enter(self, kept: KeptAlert) -> None:
         for number, delivery in enumerate(kept.view.deliveries):
@@ -424,8 +428,16 @@ class Alerts:
         self._incidents[key] = incident
         row = {"version": VERSION, "since": incident.since, "step": incident.step}
         self._store.put("alert_incidents", BETWEEN.join(key), row)
-        while len(self._incidents) > MAX_INCIDENTS:
-            self._close(next(iter(self._incidents)))
+
+    def _has_room(self) -> bool:
+        """Return whether a further incident has room; one of an ended run makes it."""
+        if len(self._incidents) < MAX_INCIDENTS:
+            return True
+        runs = ((key, self._known.runs.get(key[1])) for key in self._incidents)
+        over = next((key for key, run in runs if run is not None and run.ended is not None), None)
+        if over is not None:
+            self._close(over)
+        return over is not None
 
     def _close(self, key: tuple[str, str]) -> None:
         del self._incidents[key]

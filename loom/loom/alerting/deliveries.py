@@ -8,6 +8,7 @@ attempts comes first, so that an alert which a receiver always refuses holds up 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import os
@@ -121,7 +122,8 @@ class Deliveries:
                 outcome = self._make(file, json.dumps(job).encode())
             except Exception as error:  # noqa: BLE001 - told with the delivery, which is tried again
                 outcome = AttemptOutcome(None, f"the attempt could not be made: {error}")
-            self._later(self._ended, to, one, file, outcome)
+            with contextlib.suppress(RuntimeError):  # the weaver ends; the next one finds the outcome
+                self._later(self._ended, to, one, file, outcome)
 
         start_thread("deliver an alert", work)
 
@@ -168,7 +170,8 @@ class Deliveries:
         def work() -> None:
             operator = None if self._operator is None else AlertOperator.read(self._operator)
             found = [(path, run, used) for path, run in watched if (used := _used(path)) is not None]
-            self._later(self._seen, operator, found)
+            with contextlib.suppress(RuntimeError):
+                self._later(self._seen, operator, found)
 
         start_thread("look at disks", work)
 

@@ -163,9 +163,9 @@ def _inner(address: Address) -> Iterator[Address]:
 def _is_here(address: Address) -> bool:
     """Return whether an address is one of this host's own."""
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    with closing(socket.socket(family)) as probe, suppress(OSError):
-        probe.bind((str(address), 0))
-        return True
+    with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe, suppress(OSError):
+        probe.connect((str(address), 9))  # sends nothing; what leads to an own address begins at it
+        return ipaddress.ip_address(str(probe.getsockname()[0]).partition("%")[0]) == address
     return False
 
 

@@ -93,6 +93,7 @@ def test_a_training_that_is_not_a_number_and_crashes_is_told_once_by_all_faces(
     assert run_loom("alerts", "test", "nothing", *at).returncode == loom.UnknownAlert.exit_status
 
 
+@pytest.mark.guarantees("weaver", "A dead webhook holds up neither other alerts nor a training")
 def test_a_dead_webhook_holds_up_neither_the_training_nor_other_alerts(
     weaver: WeaverProxy, receiver: WebhookReceiver
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_dead_webhook_holds_up_neither_the_training_nor_other_alerts(
         rules.remove(one)
 
 
+@pytest.mark.guarantees("users", "Rules and alerts are a user's own")
 def test_users_have_alerts_of_their_own_and_reach_nothing_that_is_not_public(
     cluster: LocalCluster, tmp_path: Path, receiver: WebhookReceiver
 ) -> None:

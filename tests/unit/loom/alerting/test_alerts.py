@@ -285,6 +285,9 @@ def test_a_disk_that_is_nearly_full_is_told_for_the_store_or_a_run(bench: Bench)
     assert not alerts.settled
 
 
+@pytest.mark.guarantees(
+    "weaver", "An alert is stored by the commit that stores its cause, and sent once over restarts"
+)
 def test_an_alert_is_stored_with_its_cause_and_waits_after_a_restart_until_it_is_sent(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     rule(bench, "crashed")
@@ -396,25 +399,58 @@ def test_email_needs_the_operators_command(bench: Bench) -> None:
     assert one.is_mail
 
 
-def test_rules_alerts_and_what_waits_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_RULES", 2)
-    monkeypatch.setattr(bounds, "MAX_WAITING", 3)
-    monkeypatch.setattr(bounds, "KEPT", 5)
-    monkeypatch.setattr(bounds, "MAX_INCIDENTS", 4)
+def test_rules_and_the_alerts_that_are_kept_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_RULES", 1)
+    monkeypatch.setattr(bounds, "KEPT", 3)
     made = rule(bench, "crashed")
-    rule(bench, "finished")
     with pytest.raises(LimitReached):
         rule(bench, "crashed")
     rule(bench, "crashed", id=made.id)
-    for number in range(7):
+    for number in range(5):
         die(bench, Threadlet(bench, f"train{number}_0", group=f"train{number}"))
 
-    assert len(log(bench)) == 5
-    assert len(waiting(bench)) <= 3
-    assert {to.error for one in log(bench) for to in one.deliveries} == {None, "too many alerts wait"} or all(
-        to.error == "too many alerts wait" for one in log(bench) for to in one.deliveries
-    )
-    assert len(bench.weaver.known.alerts._incidents) == 4
+    assert [one.run_name for one in log(bench)] == ["train4", "train3", "train2"]
+    assert len(waiting(bench)) == 3
+
+
+def test_what_waits_for_a_dead_receiver_takes_no_room_from_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MAX_WAITING", 2)
+    rule(bench, "crashed")
+    for number in range(3):
+        die(bench, Threadlet(bench, f"train{number}_0", group=f"train{number}"))
+    rule(bench, "crashed", webhook="https://other.example.com/x")
+    die(bench, Threadlet(bench, "last_0", group="last"))
+
+    errors = [(one.run_name, to.to[8:13], to.error) for one in log(bench) for to in one.deliveries]
+    assert errors[::-1] == [
+        ("train0", "hooks", None),
+        ("train1", "hooks", None),
+        ("train2", "hooks", "too many alerts wait"),
+        ("last", "hooks", "too many alerts wait"),
+        ("last", "other", None),
+    ]
+
+
+def test_incidents_are_bounded_and_those_of_ended_runs_make_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MAX_INCIDENTS", 2)
+    rule(bench, "not_a_number")
+    rule(bench, "crashed")
+    living = [Threadlet(bench, f"train{number}_0", group=f"train{number}") for number in range(3)]
+    for one in living:
+        one.step(1, loss=float("nan"))
+        bench.wait(3.0, *living)
+    assert [one.run_name for one in log(bench)] == ["train1", "train0"]
+    die(bench, living[0])
+    bench.wait(3.0, *living[1:])
+
+    assert [(one.rule.value, one.run_name) for one in log(bench)][:-2] == [
+        ("not_a_number", "train2"),
+        ("crashed", "train0"),
+    ]
 
 
 def test_an_unknown_rule_is_named_with_those_that_there_are(bench: Bench) -> None:

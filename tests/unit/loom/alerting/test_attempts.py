@@ -199,6 +199,9 @@ PRIVATE = [
 ]  # fmt: skip
 
 
+@pytest.mark.guarantees(
+    "strangers", "A webhook of an alert reaches no address that is not public, whatever its name leads to"
+)
 @pytest.mark.parametrize("address", PRIVATE)
 def test_no_address_that_is_not_public_is_reached_unless_the_operator_allows_it(address: str) -> None:
     with pytest.raises(send.Refused, match="--alert-network"):
@@ -217,13 +220,19 @@ def test_the_operators_networks_and_public_addresses_over_tls_are_reached() -> N
 
 def test_an_address_of_this_host_is_not_public(monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(socket.socket):
-        def bind(self, place: Any) -> None: ...
+        def connect(self, place: Any) -> None: ...
+
+        def getsockname(self) -> Any:
+            return "1.1.1.1", 4
 
     monkeypatch.setattr(send.socket, "socket", Own)
     with pytest.raises(send.Refused, match="not public"):
         send.check_address("hook", "1.1.1.1", [], True)
 
 
+@pytest.mark.guarantees(
+    "strangers", "A webhook of an alert reaches no address that is not public, whatever its name leads to"
+)
 def test_a_name_that_leads_elsewhere_the_second_time_is_looked_up_once(
     receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

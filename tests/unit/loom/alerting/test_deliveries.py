@@ -127,6 +127,7 @@ def test_a_failed_delivery_is_tried_again_with_longer_and_longer_waits_for_a_day
     assert len({name for name, _ in post.made}) == len(post.made)  # each attempt has a file of its own
 
 
+@pytest.mark.guarantees("weaver", "A dead webhook holds up neither other alerts nor a training")
 def test_a_dead_receiver_holds_up_no_other_and_a_bad_alert_no_other_alert(bench: Bench, tmp_path: Path) -> None:
     dead, alive = "https://dead.example.com/x", "https://alive.example.com/y"
     for one in (dead, alive):
