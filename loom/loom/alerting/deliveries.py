@@ -37,7 +37,7 @@ BETWEEN_ATTEMPTS = Backoff(2.0, 900.0)
 """Seconds between two attempts at a receiver that fails."""
 
 TRIED_FOR = 86_400.0
-"""Seconds after an alert in which its delivery is tried."""
+"""Seconds after an alert in which its delivery is tried. A test is tried once."""
 
 LOOK_EVERY = 15.0
 """Seconds between two looks at disks, and at what the operator allows."""
@@ -136,7 +136,7 @@ class Deliveries:
         else:
             self._not_before[to] = now + BETWEEN_ATTEMPTS.wait(self._failed[to])
             self._failed[to] += 1
-        final = now >= one.alert.view.time + TRIED_FOR
+        final = one.alert.view.test or now >= one.alert.view.time + TRIED_FOR
         remove = lambda: start_thread("remove an attempt", lambda: file.unlink(missing_ok=True))  # noqa: E731
         self._alerts.attempted(one, outcome.status, outcome.error, final, now, remove)
 

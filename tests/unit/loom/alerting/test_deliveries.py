@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -164,6 +165,22 @@ def test_a_user_has_so_many_attempts_at_once_and_no_more(bench: Bench, tmp_path:
     post.tick(AT_ONCE)
     post.tick(3)
     assert {job["url"] for _, job in post.made} == {*hooks}
+
+
+async def test_a_test_is_tried_once_and_its_failure_is_the_answer(bench: Bench, tmp_path: Path) -> None:
+    made = rule(bench, "crashed")
+    post = Post(bench, tmp_path)
+    post.outcomes["https://hooks.example.com/T0/secret"] = AttemptOutcome(None, "HTTP 404")
+    waits = asyncio.ensure_future(do(bench, operations.TryAlert(made.id, wait=10.0)))
+    await asyncio.sleep(0)
+    bench.commit()
+    post.tick(1)
+    bench.now += 100
+    post.tick()
+
+    (delivery,) = (await waits).deliveries
+    assert (delivery.state, delivery.error) == (DeliveryState.GIVEN_UP, "HTTP 404")
+    assert len(post.made) == 1
 
 
 def test_nothing_is_delivered_before_it_is_stored(bench: Bench, tmp_path: Path) -> None:
