@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 
 import { parseMarkdown, parseSpans } from '../src/lib/markdown';
 import { branchCommand, causeOf, configAfter, costOf, gpusOf, leftAt, meanRate, reportedFigures } from '../src/lib/runfacts';
-import { acknowledgementOf, chiefOf, flagsOf, placeMarks, titleOf, toneOf } from '../src/lib/runmarks';
+import { acknowledgementOf, chiefOf, flagsOf, placeMarks, titleOf, toneOf, within } from '../src/lib/runmarks';
 import {
   countedOf,
   countName,
@@ -189,7 +189,8 @@ describe('marks of a run', () => {
     const flags = flagsOf(placed, [0, 1000], 1000);
     expect(flags.map((one) => one.marks.length)).toEqual([1, 2, 1]);
     expect(flags.map((one) => one.room > 0)).toEqual([true, true, true]);
-    expect(flags[2]!.back).toBe(false);
+    expect(flags.map((one) => one.back)).toEqual([false, false, true]); // the words of the last one have no room on its right
+    expect(within([{ mark: CHANGE, x: -5 }, { mark: CHANGE, x: 7 }], [0, 5]).map((one) => one.x)).toEqual([0, 5]);
     expect(flagsOf(placed, [850, 950], 1000).map((one) => one.left)).toEqual([500]);
     expect(flagsOf([{ mark: mark('ended'), x: 1000 }], [0, 1000], 1000)[0]).toMatchObject({ back: true });
     expect(flagsOf([0, 40].map((x, event) => ({ mark: mark('stalled', { event }), x })), [0, 1000], 1000)[0]!.room).toBe(0); // no word has room

@@ -105,6 +105,14 @@ export interface Flag {
 const NEAR = 26; // pixels between two flags
 const LEAST = 64; // pixels of a text that can be read
 const WIDEST = 280;
+const BETWEEN = 6; // pixels between two flags, at least
+const LETTER = 7; // pixels of a letter, about
+const PADDING = 16;
+
+/** Return marks with those before the first point, or after the last one, at the ends of the axis. */
+export function within(placed: readonly Placed[], [from, until]: Range): Placed[] {
+  return placed.map(({ mark, x }) => ({ mark, x: Math.min(until, Math.max(from, x)) }));
+}
 
 /** Return the flags for marks, of which those outside of the part that is shown are left out. */
 export function flagsOf(placed: readonly Placed[], [from, until]: Range, width: number): Flag[] {
@@ -118,13 +126,13 @@ export function flagsOf(placed: readonly Placed[], [from, until]: Range, width: 
   }
   let taken = 0; // up to where the flags on the left go
   flags.forEach((flag, at) => {
-    const next = flags[at + 1]?.left ?? width;
-    const right = next - flag.left - 6;
-    const before = flag.left - taken - 6;
-    flag.back = right < LEAST && before > right && before >= LEAST;
+    const needed = Math.min(WIDEST, PADDING + LETTER * titleOf(chiefOf(flag.marks)).length);
+    const right = (flags[at + 1]?.left ?? width) - flag.left - BETWEEN;
+    const before = flag.left - taken - BETWEEN;
+    flag.back = right < needed && before > right && before >= LEAST;
     const room = flag.back ? before : right;
     flag.room = room < LEAST ? 0 : Math.min(room, WIDEST);
-    taken = flag.back || !flag.room ? flag.left + NEAR - 6 : flag.left + flag.room;
+    taken = flag.back || !flag.room ? flag.left + NEAR - BETWEEN : flag.left + Math.min(flag.room, needed);
   });
   return flags;
 }

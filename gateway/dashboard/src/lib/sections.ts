@@ -18,8 +18,12 @@ export interface Line {
   y: Float64Array;
   /** The values as they were reported. */
   raw: Float64Array;
+  /** The extremes as they were reported. */
   low: Float64Array;
   high: Float64Array;
+  /** The edges of the band that is drawn: the extremes, smoothed as the values are. */
+  under: Float64Array;
+  over: Float64Array;
   /** The place from which on the run made its steps again later, after a restart. */
   again: number;
 }
@@ -130,13 +134,17 @@ export function linesOf(replica: string | null, sections: readonly CurveSection[
     const x = Float64Array.from(places, xOf);
     const raw = Float64Array.from(places, (at) => NOT(section.value[at]));
     const steps = places.map((at) => section.step[at] ?? -Infinity);
+    const low = Float64Array.from(places, (at) => NOT(section.low[at]));
+    const high = Float64Array.from(places, (at) => NOT(section.high[at]));
     made.push({
       replica,
       x,
       raw,
       y: raw,
-      low: Float64Array.from(places, (at) => NOT(section.low[at])),
-      high: Float64Array.from(places, (at) => NOT(section.high[at])),
+      low,
+      high,
+      under: low,
+      over: high,
       again: firstFrom(steps, least),
     });
     least = Math.min(least, section.step.find((one) => one !== null) ?? Infinity);
@@ -145,7 +153,7 @@ export function linesOf(replica: string | null, sections: readonly CurveSection[
   const lines = made.filter((line) => line.x.length);
   if (smoothing > 0) {
     const span = (lines.at(-1)?.x.at(-1) ?? 0) - (lines[0]?.x[0] ?? 0);
-    for (const line of lines) line.y = smooth(line.x, line.raw, smoothing, span);
+    for (const line of lines) [line.y, line.under, line.over] = [line.raw, line.low, line.high].map((one) => smooth(line.x, one, smoothing, span)) as [Float64Array, Float64Array, Float64Array];
   }
   return lines;
 }
@@ -199,10 +207,10 @@ export function extentOf(lines: readonly Line[], [from, until]: Range, log: bool
   const usable = (one: number): boolean => Number.isFinite(one) && !(log && one <= 0);
   let [least, most] = [Infinity, -Infinity];
   const around: number[] = [];
-  for (const { x, y, raw, low, high } of lines)
+  for (const { x, y, raw, under, over } of lines)
     for (let at = firstFrom(x, from); at < x.length && x[at]! <= until; at += 1) {
       if (usable(y[at]!)) [least, most] = [Math.min(least, y[at]!), Math.max(most, y[at]!)];
-      if (behind) around.push(...[raw[at]!, low[at]!, high[at]!].filter(usable));
+      if (behind) around.push(...[raw[at]!, under[at]!, over[at]!].filter(usable));
     }
   if (least > most) return null;
   const sorted = Float64Array.from(around).sort();

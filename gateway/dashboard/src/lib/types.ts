@@ -164,10 +164,12 @@ export interface RunCurves {
   run: string;
   metric: string;
   by: 'step' | 'time';
+  /** The replicas that have the metric, and those of which the curves are made. */
   ranks: number;
+  drawn?: number;
   /** The replica is null for the band of all ranks. */
   curves: { replica: string | null; sections: CurveSection[] }[];
-  outliers: { replica: string; distance: number }[];
+  outliers: { replica: string; distance: number | null }[];
 }
 
 export interface DeviceStatus {
