@@ -1,9 +1,9 @@
 import { flushSync } from 'svelte';
 import { describe, expect, it, vi } from 'vitest';
 
-import { configOf, differs, linesOf, notOffered } from '../src/lib/ranks';
+import { configOf, linesOf, notOffered } from '../src/lib/ranks';
 import { Replicas, type Replica } from '../src/lib/store/replicas';
-import type { MetricPoint, ReplicaInfo, Scope } from '../src/lib/types';
+import type { ReplicaInfo, Scope } from '../src/lib/types';
 import { closePage, find, inBrowser, openPage } from './app';
 import { aggregate, event, replica, snapshot } from './objects';
 
@@ -70,20 +70,6 @@ describe('the configuration of ranks', () => {
   });
 });
 
-describe('the metric of a rank', () => {
-  const points = (...values: (number | string)[]): MetricPoint[] => values.map((value, step) => [step * 1.5, step, value]);
-
-  it.each([
-    ['the same', points(1, 2, 3), points(1, 2, 3), false],
-    ['the same but for rounding', points(1, 2), points(1 + 1e-9, 2), false],
-    ['another one', points(1, 2), points(1, 2.1), true],
-    ['of other steps', points(1, 2), [[9, 7, 5]] as MetricPoint[], false],
-    ['not finite on both', points('NaN'), points('NaN'), false],
-    ['not finite on one', points(1), points('NaN'), true],
-    ['without steps', [[1, null, 1]] as MetricPoint[], [[1, null, 2]] as MetricPoint[], false],
-  ])('%s', (_, first, other, expected) => expect(differs(first, other)).toBe(expected));
-});
-
 describe('a job of several ranks on the page', () => {
   inBrowser();
 
@@ -95,7 +81,7 @@ describe('a job of several ranks on the page', () => {
         time: Date.now() / 1000,
         replicas: ranks(
           'ddp',
-          { handlers, config: { learning_rate: 0.05, learning_rate_schedule: 0.1, seed: 1 } },
+          { handlers, run: 'r7', config: { learning_rate: 0.05, learning_rate_schedule: 0.1, seed: 1 } },
           { handlers, config: { learning_rate: 0.05, learning_rate_schedule: 0.1, seed: 2 } },
           { state: 'failed' },
         ),
@@ -142,6 +128,7 @@ describe('a job of several ranks on the page', () => {
     const config = find('job-config')!.textContent.replaceAll(/\s+/g, ' ');
     expect(config).toMatch(/learning_rate\s*0.05\s*override\s*0.1/);
     expect(config).toMatch(/ddp_0: 1\s*ddp_1: 2/);
+    expect(find('to-run')!.getAttribute('href')).toBe('#/runs/r7');
   });
 
   it('has links to its runs in trackers where these are pages, and says where files are', async () => {

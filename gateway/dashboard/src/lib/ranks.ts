@@ -1,7 +1,6 @@
-/** Jobs of several ranks: their lines in a table, and where their ranks differ. */
+/** Jobs of several ranks: their lines in a table, and their configuration. */
 
 import { isLiving, type Replica } from './store/replicas';
-import type { MetricPoint } from './types';
 
 /** A line of the table: a job of several ranks, or one replica. */
 export type Line = JobLine | { job: null; replica: Replica };
@@ -62,18 +61,6 @@ export function configOf(ranks: readonly Replica[]): ConfigRow[] {
       differing: same ? null : values,
       schedule: ranks.find((one) => key + SCHEDULE in one.config)?.config[key + SCHEDULE],
     };
-  });
-}
-
-const NEAR = 1e-6; // relative: sums of ranks have other orders
-
-/** Return whether a rank's metric is another one than the first rank's at a step that both have. */
-export function differs(first: readonly MetricPoint[], other: readonly MetricPoint[]): boolean {
-  const known = new Map(first.map(([, step, value]) => [step, value]));
-  return other.some(([, step, value]) => {
-    const there = step === null ? undefined : known.get(step);
-    if (there === undefined || there === value) return false;
-    return typeof there !== 'number' || typeof value !== 'number' || Math.abs(there - value) > NEAR * Math.max(Math.abs(there), Math.abs(value));
   });
 }
 
