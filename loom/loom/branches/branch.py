@@ -13,10 +13,16 @@ from typing import Any
 BRANCH_VARIABLE = "LOOM_BRANCH"
 """The environment variable with a `Branch`, as JSON."""
 
+FOLDER_KEY = "checkpoint_folder"
+"""The key of the configuration with the folder of a run's checkpoints, which the hooks of the libraries report."""
+
+BEGINNING = "beginning"
+"""The folder, in a branch's own, with links to the files of the checkpoint from which the branch begins."""
+
 _log = logging.getLogger("loom")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Branch:
     """A start of a run's command from one of its checkpoints."""
 
@@ -63,6 +69,32 @@ class Branch:
     def owns(self, path: str) -> bool:
         """Return whether a path is in the branch's own folder, which may lie in that of the run's."""
         return os.path.abspath(path) == self.own or os.path.abspath(path).startswith(self.own + os.sep)
+
+
+_loaded = False
+
+
+def note_loaded() -> None:
+    """Note that this process has loaded the checkpoint of its branch, or loads it now."""
+    global _loaded
+    _loaded = True
+
+
+def is_loaded() -> bool:
+    """Return whether this process has loaded the checkpoint of its branch."""
+    return _loaded
+
+
+@functools.cache
+def resumed_from(branch: Branch) -> tuple[int, str]:
+    """Return step and path of the checkpoint to load: the newest of the branch's own, if it was started again.
+
+    The first call looks, before the process writes any.
+    """
+    from loom.branches.checkpoints import checkpoints_in  # which other processes do without
+
+    own = [one for one in checkpoints_in(branch.own) if one.step >= branch.step]
+    return (own[-1].step, own[-1].path) if own else (branch.step, branch.checkpoint)
 
 
 @functools.cache

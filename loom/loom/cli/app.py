@@ -13,6 +13,7 @@ from loom._version import __version__
 from loom.cli import (
     alerts,
     analyze,
+    branch,
     bridge,
     context,
     dashboard,
@@ -60,6 +61,7 @@ def _options(
 
 app.command()(serve.up)
 app.command(context_settings=run.OPTIONS)(run.run)
+app.command()(branch.branch)
 app.add_typer(demo.app, name="demo")
 app.add_typer(serve.app, name="serve")
 app.command()(status.status)

@@ -26,7 +26,14 @@ import typer
 
 from loom.cli.output import say
 from loom.control.address import ADDRESS_VARIABLE, parse_weaver_address
-from loom.control.run_start import COMMAND_VARIABLE, MAX_COMMAND, START_VARIABLE, read_start, start_of_slurm
+from loom.control.run_start import (
+    COMMAND_VARIABLE,
+    LAUNCHER_VARIABLE,
+    MAX_COMMAND,
+    START_VARIABLE,
+    read_start,
+    start_of_slurm,
+)
 from loom.errors import Conflict, Unavailable, WrongArguments
 from loom.instrument.training import (
     AUTO_VARIABLE,
@@ -119,6 +126,7 @@ def run(
             check_free(weaver, group, until)
         os.environ.update(environment(os.environ, weaver, group))
         os.environ.update(start(os.environ, command))
+        os.environ[LAUNCHER_VARIABLE] = f"{os.getpid()} {os.getcwd()}"
         if weaver and not given:
             os.environ[FOUND_VARIABLE] = "1"
     become(command)

@@ -5,6 +5,7 @@ It runs at the start of every Python process of the command, so it imports nothi
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from loom.instrument.imports import finds_loom, when_imported
@@ -22,8 +23,17 @@ HOOKS = {
     "torchft.manager": "loom.instrument.torchft:hook",
     "torchtitan.trainer": "loom.instrument.torchtitan:hook",
     "transformers.trainer": "loom.instrument.transformers:hook",
+    "torch.distributed.checkpoint.filesystem": "loom.instrument.branching:hook_distributed",
 }
 """The hook of each module of a library, which is called when a program imports the module."""
+
+BRANCH_HOOKS = {
+    "transformers.trainer": "loom.instrument.branching:hook_trainer",
+    "lightning.pytorch.trainer.trainer": "loom.instrument.branching:hook_lightning",
+    "pytorch_lightning.trainer.trainer": "loom.instrument.branching:hook_lightning",
+    "torchtitan.components.checkpoint": "loom.instrument.branching:hook_titan",
+}
+"""Further hooks in the processes of a branch, which load its checkpoint and write into its folder."""
 
 
 _begun = False
@@ -42,5 +52,6 @@ def begin() -> None:
     if _begun:
         return
     _begun = True
-    for module, hook in HOOKS.items():
+    branch = BRANCH_HOOKS if os.environ.get("LOOM_BRANCH") else {}
+    for module, hook in [*HOOKS.items(), *branch.items()]:
         when_imported(module, hook)

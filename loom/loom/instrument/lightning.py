@@ -18,7 +18,9 @@ from weakref import ref
 
 from loom.errors import describe_error
 from loom.instrument import bootstrap
+from loom.instrument.branching import tell_folder
 from loom.instrument.postponed import Postponed
+from loom.instrument.torch import begin_branch
 from loom.instrument.training import HookedTraining, StepSource, guarded, training
 from loom.threadlet.handlers import Deferred
 
@@ -72,6 +74,8 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
         here.offer_action("save", lambda: self._postponed.ask("save"), self._why_no_save)
         here.offer_action("evaluate", lambda: self._postponed.ask("evaluate"), self._why_no_validation)
         self._offer_keys(here, trainer, module)
+        tell_folder(_checkpoint_folder(trainer))
+        begin_branch(next(iter(trainer.optimizers), None))
 
     @guarded(NAME)
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -150,10 +154,10 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
         self._regular = None
 
     def _save(self, trainer: Any) -> None:
-        keeper = trainer.checkpoint_callback
-        folder = getattr(keeper, "dirpath", None) or os.path.join(trainer.default_root_dir, "checkpoints")
         try:
-            trainer.save_checkpoint(os.path.join(folder, f"loom-step={trainer.global_step}.ckpt"))
+            trainer.save_checkpoint(
+                os.path.join(_checkpoint_folder(trainer), f"loom-step={trainer.global_step}.ckpt")
+            )
         except Exception as error:  # noqa: BLE001 - the disk is full, …: the training goes on
             self._postponed.refuse("save", describe_error(error))
             trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait there
@@ -184,6 +188,11 @@ class LightningCallback(_package().Callback):  # type: ignore[misc]
             offer("gradient_clip_val", float | None, 0)
         if not any(type(one).__name__ == "GradientAccumulationScheduler" for one in trainer.callbacks):
             offer("accumulate_grad_batches", int, 1)
+
+
+def _checkpoint_folder(trainer: Any) -> str:
+    found = getattr(trainer.checkpoint_callback, "dirpath", None)
+    return str(found or os.path.join(trainer.default_root_dir, "checkpoints"))
 
 
 def _planned(trainer: Any) -> float:

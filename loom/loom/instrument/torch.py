@@ -20,6 +20,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
+from loom.branches.branch import own_branch
+from loom.instrument.branching import check_loaded
 from loom.instrument.imports import when_imported
 from loom.instrument.training import HookedTraining, StepSource, guarded, on_change, training
 
@@ -66,6 +68,8 @@ class OptimizerSteps:
         self._outer: int | None = None  # the id of the optimizer within whose step the program is
         self._inner = 0  # the calls of its class's step within that of a class derived from it
         self._count = 0
+        self._first = 0  # the step from which a branch of a plain loop counts on
+        self._begins_branch = own_branch() is not None
         self._samples = Samples()
         on_change(self._change)
 
@@ -94,6 +98,8 @@ class OptimizerSteps:
             self._inner += self._outer == id(optimizer)
             return
         self._outer, self._inner = id(optimizer), 0
+        if self._begins_branch and not _is_initialisation():
+            self.begin_branch(optimizer)
         if self._count and optimizer is not self._primary() and optimizer not in self._seen:
             self._introduce(optimizer)
 
@@ -113,8 +119,22 @@ class OptimizerSteps:
         if (values := self._samples.take(optimizer)) is not None:
             here.log(values)
         if here.owns(StepSource.TORCH):
-            here.publish(self._count)
+            here.publish(self._first + self._count)
         here.boundary()
+
+    def begin_branch(self, optimizer: Any) -> None:
+        """Apply the values of a branch before the first step of its first optimizer.
+
+        Raises:
+            SystemExit: the program has loaded no checkpoint.
+        """
+        if not self._begins_branch:
+            return
+        self._begins_branch = False
+        self._first = check_loaded()
+        here = training()
+        self.expect(optimizer)
+        here.take_branch_values()
 
     def expect(self, optimizer: Any) -> None:
         """Offer the keys of an optimizer that is about to step for the first time."""
@@ -440,6 +460,17 @@ class SampleRate:
 
 
 _steps = OptimizerSteps()
+
+
+def begin_branch(optimizer: Any) -> None:
+    """Apply the values of a branch, if this process is of one and has not, for a library that begins to train.
+
+    Args:
+        optimizer: its optimizer, which may be in one of Accelerate's.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if inner is not None and not _is_container(inner):
+        _steps.begin_branch(inner)
 
 
 def before_steps(function: Callable[[], bool]) -> None:

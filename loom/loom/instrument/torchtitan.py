@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from loom.instrument.branching import tell_folder
 from loom.instrument.postponed import Postponed
 from loom.instrument.training import StepSource, guarded, training
 from loom.threadlet.handlers import Deferred
@@ -68,6 +69,8 @@ class TitanLoop:
         here.on_stop(lambda: None)  # `between_steps` sees it
         here.offer_action("save", self._save, self._why_no_save)
         here.offer_action("evaluate", lambda: self._postponed.ask("evaluate"), self._why_no_validation)
+        if folder := getattr(trainer.checkpointer, "folder", None):
+            tell_folder(folder)
         limits = trainer.config.training
         here.offer("max_norm", float, lambda: limits.max_norm, self._set_max_norm)
         # A step that is logged is reported at once: a validation and a checkpoint may come after it.

@@ -206,6 +206,11 @@ class HookedTraining:
                 raise SystemExit(0)
             self._stop()
 
+    def take_branch_values(self) -> None:
+        """Apply the values with which a branch begins, before its first step."""
+        self.threadlet.take_branch_values()
+        self._read_next = 0.0
+
     def _forget_stop(self) -> None:
         self._stopped = False
         self.threadlet.go_on()

@@ -16,7 +16,9 @@ from weakref import ref
 import transformers
 
 from loom.instrument import bootstrap
+from loom.instrument.branching import tell_folder
 from loom.instrument.postponed import Postponed
+from loom.instrument.torch import begin_branch
 from loom.instrument.training import HookedTraining, StepSource, guarded, log, training
 from loom.threadlet.handlers import Deferred
 
@@ -74,7 +76,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._resumed = False
 
     @guarded(NAME)
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         here = training()
         if not here.begin(StepSource.TRANSFORMERS):
             return
@@ -91,6 +93,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 here.offer(accumulated, int, lambda: args.gradient_accumulation_steps, self._accumulate(args))
         if hasattr(self.trainer(), "reward_weights"):
             _offer_rewards(here, self.trainer())
+        tell_folder(args.output_dir)
+        begin_branch(kwargs.get("optimizer"))
 
     @guarded(NAME)
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:

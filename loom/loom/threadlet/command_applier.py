@@ -495,6 +495,12 @@ class CommandApplier(StatusReporter):
             self._branch_command = branch_command(start)
             self._inbox.receive(Command(self._branch_command, CommandKind.UPDATE_CONFIG, branch.config))
 
+    def take_branch_values(self) -> None:
+        """Apply the values of a branch, in a loop that is not at its first step boundary yet."""
+        if self._branch_command is not None:
+            with self._applying:
+                self._advance(updates=True)
+
     def _next(self, updates: bool = True) -> Command | None:
         """Remove and return the next command. The relative values of a branch are resolved now."""
         command, branch = self._inbox.pop(updates), own_branch()

@@ -181,7 +181,7 @@ class Threadlet(CommandApplier):
         self._made_by = None if _maker is None else _maker()
         self._respawns = os.environ.get("LOOM_RESPAWNS") == "1" if respawns is None else respawns
         nowhere = address is None and find_weaver is None
-        super().__init__(dict(config or {}), not nowhere, injectable)
+        super().__init__({**_of_process, **(config or {})}, not nowhere, injectable)
         self.begin_branch(self._start)
         self._peers = PeerWatch()
         evictions.add(self)
@@ -508,6 +508,18 @@ class Threadlet(CommandApplier):
 
 _open: set[Threadlet] = set()
 """The threadlets that say goodbye when this process ends, and that a forked child abandons."""
+
+
+_of_process: dict[str, Any] = {}
+"""Values of the configuration of every training of this process."""
+
+
+def report_of_process(key: str, value: Any) -> None:
+    """Report a value of the configuration of every training of this process, also of later ones."""
+    _of_process[key] = value
+    for threadlet in list(_open):
+        if threadlet._config.get(key) != value:
+            threadlet._report_config(key, value)
 
 
 def is_used() -> bool:

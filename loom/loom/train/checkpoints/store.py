@@ -42,6 +42,7 @@ from torch.distributed.checkpoint import load as load_tensors
 from torch.distributed.checkpoint import save as save_tensors
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from loom.branches.branch import BEGINNING, note_loaded, own_branch
 from loom.errors import CheckpointBroken, CheckpointNotWritten, UnstorableState, WaitTimeout, WrongArguments
 from loom.train.checkpoints.files import (
     Aside,
@@ -294,6 +295,8 @@ class CheckpointStore:
         if keep < 1:
             raise WrongArguments(f"at least 1 checkpoint has to be kept, not {keep}")
         self.folder = Path(folder).absolute()
+        if (branch := own_branch()) is not None:
+            self.folder = Path(branch.redirected(str(self.folder)))
         self.keep = keep
         if self.folder.exists() and not self.folder.is_dir():
             raise WrongArguments(f"checkpoints are kept in a folder, and {self.folder} is none")
@@ -331,12 +334,14 @@ class CheckpointStore:
     def newest(self) -> FoundCheckpoint | None:
         """Return the newest whole checkpoint, or None if there is none.
 
-        The call reads all files of the checkpoint, to compare the hashes.
+        The call reads all files of the checkpoint, to compare the hashes. In a branch, that from which it began
+        comes before the branch's own.
         """
         skipped: list[SkippedCheckpoint] = []
-        for _, step, path in numbered(self.folder):
+        for _, step, path in [*numbered(self.folder), *numbered(self.folder / BEGINNING)]:
             reason = whats_wrong(path)
             if reason is None:
+                note_loaded()
                 return FoundCheckpoint(step, path, CheckpointManifest.read(path).time, tuple(skipped))
             _log.warning("passed over the checkpoint %s: %s", path, reason)
             skipped.append(SkippedCheckpoint(path, step, reason))
