@@ -59,7 +59,7 @@ class BranchStart:
         if self.layout is CheckpointLayout.DISTRIBUTED:  # where a script that looks into its folder finds it
             with contextlib.suppress(FileExistsError):
                 (own / source.name).symlink_to(to.relative_to(own))
-        command = tuple(str(to) if one == str(source) else one for one in self.command)
+        command = tuple(_named(one, str(source), str(to)) for one in self.command)
         return replace(self, command=command, branch=replace(self.branch, checkpoint=str(to)))
 
     def variables(self) -> dict[str, str]:
@@ -204,6 +204,12 @@ def _rewritten(
             value = value.replace(mark, text)
         made.append(f"{name}{equals}{value}")
     return made, named
+
+
+def _named(argument: str, before: str, after: str) -> str:
+    """Return an argument in which one path, if it is the whole value, is another one."""
+    name, equals, value = argument.rpartition("=")
+    return f"{name}{equals}{after}" if value == before else argument
 
 
 def _absolute(path: str, working: str) -> str:
