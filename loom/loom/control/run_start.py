@@ -15,9 +15,6 @@ START_VARIABLE = "LOOM_RUN_ID"
 COMMAND_VARIABLE = "LOOM_RUN_COMMAND"
 """The environment variable with the command line of ``loom run``, as JSON."""
 
-MAX_COMMAND = 16 << 10
-"""Characters of a command line that is told to the weaver: Linux bounds a variable to 128 KiB."""
-
 PARENT_VARIABLE = "LOOM_RUN_PARENT"
 """The environment variable that names the run that a start continues, and where: ``KIND:RUN:STEP``."""
 
