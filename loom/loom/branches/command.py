@@ -24,6 +24,9 @@ _NAMES_FOLDER = re.compile(
 )
 """Names of options whose values may be folders with checkpoints."""
 
+_OF_BRANCH = re.compile(r"-branch-[0-9a-f]{12}$")
+"""The end of a folder's name that is a branch's already."""
+
 
 @dataclass(frozen=True)
 class BranchStart:
@@ -123,7 +126,7 @@ def own_folder(folder: str, id: str, working: str) -> str:
     """Return the folder of a branch: beside that of the run, or in it if the command starts there."""
     if os.path.commonpath([folder, working]) == folder:
         return os.path.join(folder, f"branch-{id}")
-    return f"{folder}-branch-{id}"
+    return f"{_OF_BRANCH.sub('', folder)}-branch-{id}"
 
 
 def completed(command: Sequence[str], arguments: Iterable[str], environment: Mapping[str, str]) -> list[str]:

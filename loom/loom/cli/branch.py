@@ -6,8 +6,6 @@ import json
 import os
 import shlex
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -18,6 +16,7 @@ import typer
 
 from loom.branches.branch import Branch
 from loom.branches.command import BranchStart, branch_start, checkpoint_folders, completed
+from loom.branches.launch import branch_name, start_detached, why_ended
 from loom.branches.values import kept_at, times
 from loom.cli.options import Access, Json, acknowledgements, asking, read_assignments
 from loom.cli.output import print_json, say
@@ -153,16 +152,13 @@ def _named(
     """Return a start with the name of the branch, which no run has that is not replaced."""
     if replaces and name is None:
         return start.with_name(parent.name)
-    wanted = name or f"{parent.name}-at-{start.branch.step}"
+    if name is None:
+        taken = {one.info.name for one in weaver.runs(f"{parent.name}-at-*", limit=1000)}
+        return start.with_name(branch_name(parent.name, start.branch.step, taken))
     living = {one.info.name for one in weaver.runs(state="running", limit=1000)}
-    if name is not None and name in living and not (replaces and name == parent.name):
+    if name in living and not (replaces and name == parent.name):
         raise BranchRefused(f"a run named {name!r:.80} lives: choose another name with --name, or stop it")
-    taken = living if name else {one.info.name for one in weaver.runs(f"{wanted}*", limit=1000)}
-    number, found = 1, wanted
-    while name is None and found in taken:
-        number += 1
-        found = f"{wanted}-{number}"
-    return start.with_name(found)
+    return start.with_name(name)
 
 
 def _check_keys(weaver: WeaverProxy, parent: RunDetails, changes: Mapping[str, Any]) -> None:
@@ -227,28 +223,15 @@ def _variables(access: Access, start: BranchStart) -> dict[str, str]:
 
 def _begin(weaver: WeaverProxy, start: BranchStart, variables: Mapping[str, str], as_json: bool) -> None:
     """Start a branch in the background, and wait until it has registered."""
-    Path(start.branch.own).mkdir(parents=True, exist_ok=True)
-    path = Path(start.branch.own, "loom-branch.log")
-    with open(path, "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _EXECUTES, start.folder, *start.command],
-            env={**os.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process, path = start_detached(start, {**os.environ, **variables})
     until = time.monotonic() + STARTS_WITHIN
     while True:
         try:
             found = weaver.run(start.id).info
             break
         except NotFound:
-            if (code := process.poll()) is not None:
-                last = path.read_text(errors="replace").strip().splitlines()[-1:]
-                raise BranchRefused(
-                    f"the branch ended with exit code {code}: {' '.join(last)} (see {path})"
-                ) from None
+            if process.poll() is not None:
+                raise BranchRefused(why_ended(process, path)) from None
             if time.monotonic() > until:
                 raise BranchRefused(
                     f"the branch has not registered in {STARTS_WITHIN:g} s; it goes on: {path}"
@@ -258,12 +241,6 @@ def _begin(weaver: WeaverProxy, start: BranchStart, variables: Mapping[str, str]
         print_json({"run": found.id, "name": found.name, "log": str(path), "pid": process.pid})
     else:
         say(f"started {found.name} {found.id}; its output is in {path}")
-
-
-_EXECUTES = (
-    "import os, sys; os.chdir(sys.argv[1]); os.environ['LOOM_RUN_LAUNCHER'] = f'{os.getpid()} {sys.argv[1]}'; "
-    "os.execvp(sys.argv[2], sys.argv[2:])"
-)
 
 
 def _show(

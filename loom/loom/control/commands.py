@@ -35,6 +35,8 @@ class CommandKind(str, Enum):
     """Stop using a ``device``, or all that the replicas of a ``group`` use."""
     REACTIVATE = "reactivate"
     """Use a ``device`` again, or all that replicas of a ``group`` used when they were taken out of use."""
+    BRANCH = "branch"
+    """Start the command of the replica's run again from a checkpoint; see `loom.branches`."""
     INJECT = "inject"
     """Inject a ``fault`` with its ``params`` for a ``duration``; see `loom.chaos`."""
     REMOVE_FAULT = "remove_fault"
@@ -59,12 +61,12 @@ FAULT_COMMANDS = frozenset((CommandKind.INJECT, CommandKind.REMOVE_FAULT))
 DEVICE_COMMANDS = frozenset((CommandKind.DEVICE_FAILED, CommandKind.DEACTIVATE_DEVICE, CommandKind.REACTIVATE))
 """Commands about a ``device``."""
 
-COHORT_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - DEVICE_COMMANDS
+COHORT_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - DEVICE_COMMANDS - {CommandKind.BRANCH}
 """Commands that all ranks of a cohort apply at one step; the others concern a process by itself."""
 
 
-USER_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - {CommandKind.DEVICE_FAILED}
-"""Commands that users give; the others follow from an injected fault or a device's failure."""
+USER_COMMANDS = frozenset(CommandKind) - FAULT_COMMANDS - {CommandKind.DEVICE_FAILED, CommandKind.BRANCH}
+"""Commands that users give; the others follow from an injected fault, a device's failure or a branch."""
 
 
 class UnknownCommandKind(ProtocolMismatch):

@@ -811,6 +811,44 @@ class TagRun(
         return "commanded", {"run": self.run[:MAX_NAME], "do": self.name}
 
 
+BRANCH_WITHIN = 300.0
+"""Seconds that a branch may take to begin; as long again for the end of the run whose place it takes."""
+
+
+@dataclass(frozen=True)
+class BranchRun(
+    Operation,
+    name="branch_run",
+    route=RestRoute(
+        "POST",
+        "/runs/{run}/branch",
+        refusals={409: "Nothing here can start it; the text says why, and the `loom branch` line to call."},
+    ),
+    result=RunRecord,
+    of_runs=("run",),
+    waits=True,
+):
+    """Start the command of a living run again from one of its checkpoints, where and as it was started.
+
+    The answer is the new run, once it has registered.
+    """
+
+    run: str
+    step: Count | None = None
+    """The branch begins with the last checkpoint at or before it; without it, with the last one."""
+    set: Mapping[str, Any] = field(default_factory=dict)
+    """Values to change before the first step. ``"0.5x"`` is half of the run's value at that step."""
+    replace: bool = False
+    """Whether the run saves a checkpoint, is stopped, and gives its place to the branch."""
+
+    @classmethod
+    def takes(cls, arguments: Mapping[str, Any]) -> float:
+        return 2 * BRANCH_WITHIN if arguments.get("replace") else BRANCH_WITHIN
+
+    def noted(self) -> tuple[str, Mapping[str, object]]:
+        return "commanded", {"run": self.run[:MAX_NAME], "do": self.name, "keys": list(self.set)}
+
+
 @dataclass(frozen=True)
 class ArchiveRun(
     Operation,

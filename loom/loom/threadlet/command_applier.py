@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -50,6 +52,9 @@ class FaultInjections(Protocol):
     def inject(self, command: Command) -> tuple[Mapping[str, object], Any]:
         """Inject or remove a fault; return the evidence, and a strike for after the acknowledgement, or None."""
 
+
+BRANCH_BEGINS_WITHIN = 240.0
+"""Seconds in which a branch that ends has not begun. The weaver acknowledges the command itself when it has."""
 
 TAKEN_AFTER = 0.5
 """Seconds after which values that `get_config_update` returned are the program's, without a word of it."""
@@ -460,7 +465,26 @@ class CommandApplier(StatusReporter):
         if command.cohort is not None:
             self._cohort.take(command)
             return True
+        if command.kind is CommandKind.BRANCH:
+            threading.Thread(target=self._start_branch, args=(command,), name="loom-branch", daemon=True).start()
+            return True
         return self._injections is not None and self._inject_at_once(command)
+
+    def _start_branch(self, command: Command) -> None:
+        """Start a branch of this process's run, and see whether it ends before the weaver hears of it."""
+        from loom.branches import launch  # which few processes need
+
+        made = Application(command)
+        try:
+            start, process, log = launch.launch(command.params, self._config)
+            made.evidence = {"name": start.name, "step": start.branch.step, "pid": process.pid, "log": str(log)}
+            if not command.params.get("replace"):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(BRANCH_BEGINS_WITHIN)
+                    made.reason = launch.why_ended(process, log)
+        except Exception as error:  # noqa: BLE001 - reported in the acknowledgement
+            made.reason = describe_error(error)
+        self._acknowledge(made)
 
     def _apply_and_wait(self) -> None:
         self.check_and_apply_updates()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from loom import driver_api
 from loom.control.operations import OPERATIONS, Ask, takes
 from loom.errors import GatewayUnreachable, LoomError, WaitTimeout, WeaverUnavailable, WrongState, error_for_code
-from loom.rest_client import Gateway, Route, TokenSource
+from loom.rest_client import Gateway, Route, TokenSource, token_now
 from loom.wire.bodies import AskWeaver
 from loom_proxy.weaver.alerts import AlertRules
 from loom_proxy.weaver.methods import WeaverMethods
@@ -68,6 +68,7 @@ class WeaverProxy(WeaverMethods):
         user: str | None = None,
         in_session: str | None = None,
     ) -> None:
+        self._given = url, token, ca, insecure
         self._gateway = Gateway(url, token, ca=ca, insecure=insecure)
         self._session = session
         ask: Ask = partial(self._gateway.ask, as_user=user, in_session=in_session)
@@ -80,6 +81,16 @@ class WeaverProxy(WeaverMethods):
             return WeaverWatch(url, token, ca, insecure, user)
 
         super().__init__(ask, transport, socket, user)
+
+    def _environment(self) -> Mapping[str, str]:
+        url, token, ca, insecure = self._given
+        given = {
+            "LOOM_URL": url if isinstance(url, str) else self._gateway.url,
+            "LOOM_TOKEN": token_now(token),
+            "LOOM_CA": ca,
+            "LOOM_INSECURE": "1" if insecure else None,
+        }
+        return {name: value for name, value in given.items() if value}
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._session is None:

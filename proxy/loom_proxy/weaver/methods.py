@@ -112,6 +112,10 @@ class WeaverMethods:
         self._user = user
         self._feed = WeaverFeed(transport, self._ask, self._look, socket)
 
+    def _environment(self) -> Mapping[str, str]:
+        """Return the environment variables by which a program started here finds the same gateway."""
+        return {}
+
     @property
     def aio(self) -> AsyncWeaverProxy:
         """The same methods for coroutines."""
@@ -532,7 +536,7 @@ class WeaverMethods:
             "archived": archived or None,
         }
         found = self._ask("runs", **wanted, sort=sort, limit=limit)
-        return TrainingRuns(TrainingRun(self._ask, RunRecord.from_body(one)) for one in found)
+        return TrainingRuns(TrainingRun(self._ask, RunRecord.from_body(one), self._environment) for one in found)
 
     def run(self, run: str) -> TrainingRun:
         """Return a run by its id, the beginning of its id, or its name: then the latest one.
@@ -540,7 +544,7 @@ class WeaverMethods:
         Raises:
             UnknownRun: there is none.
         """
-        return TrainingRun(self._ask, RunDetails.from_body(self._ask("run", id=run)))
+        return TrainingRun(self._ask, RunDetails.from_body(self._ask("run", id=run)), self._environment)
 
     def alerts(self) -> AlertRules:
         """Return the rules of alerts, with methods that add, remove and test them, and that read what was sent."""

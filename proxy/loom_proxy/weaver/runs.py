@@ -12,10 +12,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loom.control.operations import Ask
+from loom.errors import BranchRefused
 from loom.extras import require
 from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord
 from loom.weaver.views import MetricPoint
@@ -37,8 +43,9 @@ class TrainingRun(Shown):
     Those of `loom.weaver.run_views.RunDetails`, such as ``timeline`` and ``members``, are read when needed.
     """
 
-    def __init__(self, ask: Ask, info: RunRecord) -> None:
+    def __init__(self, ask: Ask, info: RunRecord, environment: Callable[[], Mapping[str, str]] = dict) -> None:
         self._ask = ask
+        self._environment = environment
         self.info: RunRecord = info
         """The fields, as one object."""
         self._details: RunDetails | None = info if isinstance(info, RunDetails) else None
@@ -132,6 +139,48 @@ class TrainingRun(Shown):
         """Return the differences to another run; with ``step``, also of the metrics there."""
         named = other.info.id if isinstance(other, TrainingRun) else other
         return RunComparison.from_body(self._ask("compare_runs", run=self.info.id, other=named, step=step))
+
+    def branch(
+        self, step: int | None = None, set: Mapping[str, Any] | None = None, replace: bool = False
+    ) -> TrainingRun:
+        """Start the run's command again from one of its checkpoints, and return the new run.
+
+        A process of the run starts it where and as the run was started. If none lives, it is started here, as
+        ``loom branch`` does, if this is the run's host.
+
+        Args:
+            step: begin with the last checkpoint at or before it; None: with the last one.
+            set: values to change before the first step; ``"0.5x"`` is half of the run's value at that step.
+            replace: whether the run saves a checkpoint and is stopped first.
+
+        Raises:
+            BranchRefused: nothing can start it; the text says why, and what to call.
+            WrongArguments: the run has no such key.
+        """
+        wanted: dict[str, Any] = {"step": step, "set": dict(set or {}), "replace": replace}
+        try:
+            return self._other(RunRecord.from_body(self._ask("branch_run", run=self.info.id, **wanted)))
+        except BranchRefused:
+            facts = self.refresh().details().start
+            here = facts.get("host") == socket.gethostname() and os.path.isdir(facts.get("folder", ""))
+            if self.info.state == "running" or self.info.session is not None or not here:
+                raise
+        return self._other(RunDetails.from_body(self._ask("run", id=self._branch_here(**wanted))))
+
+    def _other(self, info: RunRecord) -> TrainingRun:
+        return TrainingRun(self._ask, info, self._environment)
+
+    def _branch_here(self, step: int | None, set: Mapping[str, Any], replace: bool) -> str:
+        """Start a branch on this machine, and return its id."""
+        words = ["branch", self.info.id, "--detach", "--json"]
+        words += [] if step is None else ["--step", str(step)]
+        for key, value in set.items():
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        command = [sys.executable, "-c", "import loom_auto; loom_auto.main()", *words, *["--replace"] * replace]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self._environment()})
+        if done.returncode:
+            raise BranchRefused(done.stderr.strip().removeprefix("error: "))
+        return str(json.loads(done.stdout)["run"])
 
     def set_note(self, text: str) -> None:
         """Set the note, in Markdown."""

@@ -83,7 +83,11 @@ class Catalog:
         found = [run for run in self._runs if session in (None, run.session) and _is_wanted(run, asked)]
         key, falling = asked.sort.removeprefix("-"), asked.sort.startswith("-")
         have, lack = _sorted(found, key, falling)
-        return [_small(self._info(run)) for run in (have + lack)[: max(1, min(asked.limit, 1000))]]
+        return [self.shown(run) for run in (have + lack)[: max(1, min(asked.limit, 1000))]]
+
+    def shown(self, run: Run) -> RunRecord:
+        """Return a run as a list shows it."""
+        return _small(self._info(run))
 
     def _info(self, run: Run) -> RunRecord:
         start = run.start or {}
@@ -211,11 +215,11 @@ class Catalog:
         run = self._runs.find(name)
         edit(run, *values)
         self._urgent()
-        return _small(self._info(run))
+        return self.shown(run)
 
     def _remove(self, name: str, now: float) -> RunRecord:
         run = self._runs.find(name)
-        shown = _small(self._info(run))
+        shown = self.shown(run)
         self._runs.remove(run, now)
         self._urgent()
         return shown

@@ -334,6 +334,10 @@ class KnownRuns:
             run.start = {**told.facts, "replica": replica.id}
             self._changed[run] = None
 
+    def of_start(self, start: str) -> Run | None:
+        """Return the run of a start; None if none of its processes has registered."""
+        return self._runs.get(self._of_start.get(start, ""))
+
     def children(self, run: Run) -> list[Run]:
         """Return the runs that continue a run, the first first: those of its own session, if it has one."""
         found = [one for one in self if one.parent is not None and one.parent["run"] == run.id]

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+from loom.control.commands import CommandKind
 from loom.control.frame import pack_value
 from loom.weaver.commands import Commands
 from loom.weaver.runs.run import Run
@@ -100,8 +101,11 @@ class Timeline:
         if mark is None:
             given = self._commands.get(id)
             about: Mark = {"command": id, "do": data["do"], "by": data.get("by") or (given.by if given else None)}
-            if given is not None and given.command.params:
-                about["params"] = {str(key)[:MAX_TEXT]: _value(one) for key, one in given.command.params.items()}
+            params = {} if given is None else dict(given.command.params)
+            if data["do"] == CommandKind.BRANCH:  # the rest is for the process that starts it
+                params = {key: params[key] for key in ("id", "step", "set", "replace") if key in params}
+            if params:
+                about["params"] = {str(key)[:MAX_TEXT]: _value(one) for key, one in params.items()}
             mark = self._begin(run, "command", event, {**about, "applied": 0, "refused": 0, "changes": {}})
         mark[outcome] += 1
         step = data.get("step")

@@ -27,6 +27,7 @@ from loom.weaver.commands import GivenCommand, select
 from loom.weaver.commit_output import CommittedOutput
 from loom.weaver.replicas import Replica
 from loom.weaver.runs.catalog import Catalog
+from loom.weaver.server.branches import RunBranches
 from loom.weaver.server.guests_and_admins import Asker, Guest
 from loom.weaver.states import LIVING, ReplicaState
 from loom.weaver.storage.query import run_query
@@ -189,6 +190,8 @@ class RequestHandler:
         self.catalog = Catalog(user, self._known.runs, self._known.history, weaver.outbox.hurry)
         self._handlers |= self.catalog.handlers
         self._handlers |= self._known.alerts.handlers(user)
+        self._branches = RunBranches(weaver, self.catalog.shown, clock, self._await_event)
+        self._handlers[operations.BranchRun] = lambda asked, asker, now: self._branches.begin(asked, asker.by, now)
 
     def do(self, asked: Operation, asker: Asker = Asker()) -> Any:  # noqa: B008 - it is frozen
         """Do an operation and return its result; the result of one that waits has to be awaited."""
@@ -471,9 +474,13 @@ class RequestHandler:
             left = until - loop.time()
             if left <= 0 or {one.rank for one in there}.issuperset(asked.ranks):
                 return [(one.rank, one.id) for one in there]
-            if self._next_event is None:
-                self._next_event = loop.create_future()
-            await asyncio.wait((self._next_event,), timeout=left)
+            await self._await_event(left)
+
+    async def _await_event(self, timeout: float) -> None:
+        """Wait until the weaver has committed further events, or the time is over."""
+        if self._next_event is None:
+            self._next_event = asyncio.get_running_loop().create_future()
+        await asyncio.wait((self._next_event,), timeout=timeout)
 
     def _stacks(self, asked: operations.GetStacks, asker: Asker, now: float) -> Awaitable[str]:
         came: asyncio.Queue[str] = asyncio.Queue()

@@ -100,6 +100,7 @@ RULES: dict[str, Rule] = {
     "GET /api/v1/runs/{run}/metrics/{metric}": Rule("view", whose="weaver"),
     "GET /api/v1/runs/{run}/curves/{metric}": Rule("view", whose="weaver"),
     "GET /api/v1/runs/{run}/compare/{other}": Rule("view", whose="weaver"),
+    "POST /api/v1/runs/{run}/branch": Rule("operate", {"step": 1}, whose="weaver"),
     "POST /api/v1/runs/{run}/note": Rule("operate", {"text": "good"}, whose="weaver"),
     "POST /api/v1/runs/{run}/tags": Rule("operate", {"add": ["best"]}, whose="weaver"),
     "POST /api/v1/runs/{run}/archive": Rule("operate", {}, whose="weaver"),
