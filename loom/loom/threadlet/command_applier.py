@@ -474,7 +474,7 @@ class CommandApplier(StatusReporter):
         """Start a branch of this process's run, and see whether it ends before the weaver hears of it."""
         from loom.branches import launch  # which few processes need
 
-        made = Application(command)
+        made, process = Application(command), None
         try:
             start, process, log = launch.launch(command.params, self._config)
             made.evidence = {"name": start.name, "step": start.branch.step, "pid": process.pid, "log": str(log)}
@@ -485,6 +485,8 @@ class CommandApplier(StatusReporter):
         except Exception as error:  # noqa: BLE001 - reported in the acknowledgement
             made.reason = describe_error(error)
         self._acknowledge(made)
+        if process is not None:
+            process.wait()  # it is this process's child, and would stay a zombie
 
     def _apply_and_wait(self) -> None:
         self.check_and_apply_updates()

@@ -11,7 +11,6 @@ from typing import Any
 
 from loom.control import operations
 from loom.control.commands import Acknowledged, Acknowledgement, CommandKind
-from loom.control.operations import BRANCH_WITHIN
 from loom.errors import BranchRefused, WrongArguments
 from loom.weaver.commands import GivenCommand
 from loom.weaver.replicas import Replica
@@ -98,7 +97,8 @@ class RunBranches:
         self, asked: operations.BranchRun, run: Run, lead: Replica, given: GivenCommand, start: str
     ) -> RunRecord:
         loop = asyncio.get_running_loop()
-        until = loop.time() + operations.BranchRun.takes({"replace": asked.replace})
+        within = operations.BranchRun.takes({"replace": asked.replace})
+        until = loop.time() + within
         replaces = asked.replace
         while True:
             made = given.acknowledgements.get(lead.id)
@@ -114,7 +114,7 @@ class RunBranches:
                 await self._end(run, given.by)
             if loop.time() > until:
                 where = "" if made is None else f"; its output is in {made.evidence.get('log')} on {lead.host}"
-                raise BranchRefused(f"the branch of {run.id!r} has not registered in {BRANCH_WITHIN:g} s{where}")
+                raise BranchRefused(f"the branch of {run.id!r} has not registered in {within:g} s{where}")
             await self._next_event(1.0)
 
     async def _end(self, run: Run, by: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from loom.branches import launch
 from loom.branches.branch import BRANCH_VARIABLE, Branch, own_branch
+from loom.branches.checkpoints import CheckpointLayout
+from loom.branches.command import BranchStart
 from tests.unit.loom.threadlet.fake_weaver import FakeWeaver, Make
 
 
@@ -70,3 +75,36 @@ def test_a_variable_that_describes_no_branch_is_ignored(monkeypatch: pytest.Monk
         own_branch.cache_clear()
         assert own_branch() is None
     own_branch.cache_clear()
+
+
+def test_a_process_that_cannot_start_a_branch_refuses_it(weaver: FakeWeaver, threadlet: Make) -> None:
+    threadlet()
+    connection, _ = weaver.welcome()
+
+    ident = weaver.command(connection, "branch", run="first", replace=False)
+
+    _, answer = connection.ack(ident)
+    assert not answer["ok"]
+    assert "the run was not started by `loom run`" in answer["reason"]
+
+
+def test_a_branch_that_ends_at_once_is_refused_and_one_in_its_place_is_answered_at_once(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text("no such option\n")
+    branch = Branch("first", 900, "/c/900", "/c", "/own")
+    start = BranchStart(("train",), "/", "train-at-900", "new", branch, CheckpointLayout.TRAINER)
+
+    def launched(params: object, config: object) -> tuple[BranchStart, subprocess.Popen[bytes], Path]:
+        return start, subprocess.Popen(["false"]), tmp_path / "log"
+
+    monkeypatch.setattr(launch, "launch", launched)
+    threadlet()
+    connection, _ = weaver.welcome()
+
+    beside = weaver.command(connection, "branch", replace=False)
+    _, answer = connection.ack(beside)
+    assert answer["reason"] == f"it ended with exit code 1: no such option (see {tmp_path / 'log'})"
+    _, answer = connection.ack(weaver.command(connection, "branch", replace=True))
+    assert answer["ok"]
+    assert (answer["evidence"]["name"], answer["evidence"]["step"]) == ("train-at-900", 900)
