@@ -138,19 +138,14 @@ class Run:
             if known is None:
                 if len(summary) < MAX_METRICS:
                     summary[name] = [value, value, value, step, replica]
-                    self._note_odd(name, value, step)
             elif known[4] == replica:
                 known[0], known[3] = value, step
-                if not known[1] <= value <= known[2] or value - value:  # not a number, or infinite, again
-                    if not known[1] <= value and value == value:
-                        known[1] = value
-                    if not known[2] >= value and value == value:
-                        known[2] = value
-                    self._note_odd(name, value, step)
-
-    def _note_odd(self, name: str, value: float, step: int | None) -> None:
-        if not math.isfinite(value):
-            self.odd[name] = value, step
+                if not known[1] <= value:  # also if the one before is not a number
+                    known[1] = value if value == value else known[1]
+                if not known[2] >= value:
+                    known[2] = value if value == value else known[2]
+            if value - value:  # it is infinite, or not a number
+                self.odd[name] = value, step
 
     def configure(self, config: Mapping[str, Any]) -> bool:
         """Take values into the configuration at the start; return whether one of them is the first of its key."""
