@@ -81,7 +81,7 @@ def server(
             return False
 
         try:
-            await_true(answers)
+            await_true(answers, 120)
             yield f"{address} {token}"
         finally:
             process.terminate()
@@ -152,7 +152,11 @@ def test_a_training_s_cell_shows_its_curve_and_changes_it(
         expect(chart).not_to_have_attribute("aria-label", str(before))  # long after the cell has ended
 
         rate = cell.get_by_label("learning rate")
-        expect(rate).to_be_disabled()  # the training reports none as a metric
+        expect(rate).to_have_value("0.1")
+        rate.fill("0.05")
+        cell.get_by_role("button", name="set").click()
+        expect(cell.get_by_role("status")).to_contain_text("learning rate: applied by 2 of 2 ranks at step")
+        assert weaver.replica("celled_1").config["learning_rate"] == 0.05
         cell.get_by_role("button", name="pause").click()
         expect(cell.get_by_text("paused", exact=True)).to_be_visible()
         expect(cell.get_by_role("status")).to_contain_text("pause: applied by 2 of 2 ranks at step")
@@ -176,6 +180,7 @@ def test_a_future_and_a_grid_go_on_changing_after_their_cells(browser: Browser, 
     expect(shown_job.get_by_text("more", exact=True)).to_be_visible()  # spawned by a later cell
     gate.touch()
     expect(future.get_by_text("arrived")).to_be_visible()
+    grid.scroll_into_view_if_needed()  # a cell out of sight is not kept up to date
     expect(grid.get_by_text("1 actor: 1 alive")).to_be_visible()
     page.close()
 

@@ -47,6 +47,7 @@ class LiveRuns:
         self._said = ""
         self._may = True
         self._living = True
+        self._first: dict[str, str] = {}  # the lowest living rank of the run that is shown
 
     def state(self) -> State:
         state: State = {"html": self._html(), "run": None, "runs": [], "said": self._said, "may": self._may}
@@ -86,8 +87,25 @@ class LiveRuns:
                 for _, at, value in points
                 if at is not None
             ],
-            "rate": run.summary["learning_rate"].last if "learning_rate" in run.summary else None,
+            "rate": self._rate(run) if living else None,
         }
+
+    def _rate(self, run: RunRecord) -> float | None:
+        """Return the learning rate, which is a metric, or a key of the configuration; None if it is neither."""
+        if "learning_rate" in run.summary:
+            return run.summary["learning_rate"].last
+        if "learning_rate" not in run.config:
+            return None
+        if run.id not in self._first:
+            self._first = {run.id: next(iter(self._living_ranks(run)), "")}
+        if not (first := self._first[run.id]):
+            return None
+        rate = self._ask("replica", id=first)["config"].get("learning_rate")
+        return float(rate) if isinstance(rate, int | float) else None
+
+    def _living_ranks(self, run: RunRecord) -> list[str]:
+        members = self._ask("run", id=run.id)["members"]
+        return [str(one["replica"]) for one in members if one.get("ending") is None]
 
     def message(self, content: Mapping[str, Any]) -> None:
         match content:
@@ -106,8 +124,7 @@ class LiveRuns:
     def _command(self, kind: str, params: Mapping[str, Any]) -> None:
         found = list(self._runs())
         run = next((one for one in found if one.id == self._run), found[0])
-        members = self._ask("run", id=run.id)["members"]
-        target = [str(one["replica"]) for one in members if one.get("ending") is None]
+        target = self._living_ranks(run)
         what = "learning rate" if params else kind
         try:
             if not target:

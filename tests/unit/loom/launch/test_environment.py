@@ -7,11 +7,14 @@ import pickle
 import signal
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
+import loom
 from loom.errors import EnvironmentFailed
 from loom.launch import environment
 from loom.launch.environment import EnvironmentEntry, bootstrap_in, enter, environment_on_this_host
@@ -190,3 +193,16 @@ def test_a_process_that_enters_imports_from_it_and_what_follows_finds_it(
     gone = pickle.loads(pickle.dumps(EnvironmentEntry("0" * 64)))
     with pytest.raises(EnvironmentFailed, match="gone from the cache"):
         bootstrap_in(gone, None)()
+
+
+def test_a_python_without_loom_has_that_of_the_host_and_nothing_else_of_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    packages = {Path(loom.__file__).parents[1], Path(msgpack.__file__).parents[1]}
+    asked = {
+        "PYTHONPATH": str(Path(loom.__file__).parent / "instrument" / "site"),
+        "LOOM_PACKAGES": os.pathsep.join(map(str, packages)),
+    }
+    program = "import loom, importlib.util; print(loom.Threadlet, importlib.util.find_spec('typer'))"
+    python = str(tmp_path / "env" / "bin" / "python")
+    done = subprocess.run([python, "-c", program], env=asked, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("<class 'loom.threadlet.threadlet.Threadlet'> None\n", "")

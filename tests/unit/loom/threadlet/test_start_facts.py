@@ -160,3 +160,13 @@ def test_they_are_told_from_a_thread_of_their_own_and_errors_stay_there(
             thread.join(30)
     assert "cannot be described" in caplog.text
     assert len(told) == 1
+
+
+def test_code_that_was_brought_has_the_facts_of_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"commit": "c0ffee", "clean": False, "tree": "0" * 64, "other": 1}
+    monkeypatch.setenv("LOOM_RUN_CODE", json.dumps(told))
+    facts = gather("host", [])
+    assert (facts["commit"], facts["clean"], facts["tree"], "other" in facts) == ("c0ffee", False, "0" * 64, False)
+    for garbage in ("", "[1]", "{"):
+        monkeypatch.setenv("LOOM_RUN_CODE", garbage)
+        assert gather("host", []).get("commit") != "c0ffee"

@@ -51,6 +51,8 @@ class Weaver:
         self.asked.append((operation, arguments))
         if operation == "run_history":
             return [[1.0, 10, 2.0], [2.0, None, 3.0], [3.0, 20, float("nan")], [4.0, 30, 0.5]]
+        if operation == "replica":
+            return {"config": {"learning_rate": 0.02}}
         if operation == "run":
             members = [{"replica": "train_0"}, {"replica": "train_1", "ending": "crashed"}]
             return {**self.runs[0], "members": members}
@@ -80,6 +82,17 @@ def test_a_run_has_its_curve_its_progress_and_its_rate() -> None:
     assert run["points"] == [[10, 2.0], [20, None], [30, 0.5]]
     assert (run["rate"], run["living"], state["may"]) == (0.1, True, True)
     assert [id for id, _ in state["runs"]] == ["3f2a9c", "81d04e"]
+
+
+def test_the_rate_of_a_training_that_reports_none_is_that_of_its_configuration() -> None:
+    without = {**RUN, "summary": {"loss": [0.5, 0.5, 2.0, 30]}}
+    weaver = Weaver({**without, "config": {"learning_rate": 0.1}})
+    live_runs = runs_of(weaver)
+    for _ in range(2):
+        assert live_runs.state()["run"]["rate"] == 0.02
+    assert [arguments for operation, arguments in weaver.asked if operation == "run"] == [{"id": "3f2a9c"}]
+    assert runs_of(Weaver(without)).state()["run"]["rate"] is None
+    assert runs_of(Weaver({**without, **{"state": "completed"}})).state()["run"]["rate"] is None
 
 
 def test_another_run_and_another_metric_are_chosen_in_the_cell() -> None:
