@@ -199,6 +199,9 @@ class Alerts:
         then: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         """Record an attempt; ``final`` if there is no further one. ``then`` is called when that is stored."""
+        if of.alert.view.id not in self._alerts:  # further ones have taken its place
+            self._forget.append(then)
+            return
         state = DeliveryState.SENT if error is None else DeliveryState.GIVEN_UP if final else DeliveryState.WAITING
         before = of.view
         made = replace(before, state=state, attempts=before.attempts + 1, status=status, error=error, time=now)

@@ -33,6 +33,9 @@ from loom.weaver.runs.run import Run
 AT_ONCE = 4
 """Attempts of one user at the same time."""
 
+BURST, PER_SECOND = 60, 2.0
+"""Attempts of one user in quick succession, and a second after that: each starts a process."""
+
 BETWEEN_ATTEMPTS = Backoff(2.0, 900.0)
 """Seconds between two attempts at a receiver that fails."""
 
@@ -89,6 +92,9 @@ class Deliveries:
         self._failed: Counter[str] = Counter()
         """Attempts at each receiver that failed since one succeeded."""
         self._not_before: dict[str, float] = {}
+        self._room = float(BURST)
+        """Attempts that the user may begin now."""
+        self._ticked = 0.0
         self._looking = False
         self._looked = 0.0
         if operator is not None:
@@ -104,10 +110,12 @@ class Deliveries:
         if now >= self._looked + LOOK_EVERY and not self._looking:
             self._looked = now
             self._look()
+        self._room = min(float(BURST), self._room + PER_SECOND * max(0.0, now - self._ticked))
+        self._ticked = now
         if self._folder is None:
             return
         for one in sorted(self._alerts.waiting(), key=lambda one: one.view.attempts):
-            if len(self._under_way) >= AT_ONCE:
+            if len(self._under_way) >= AT_ONCE or self._room < 1.0:
                 break
             to = one.to
             if to not in self._under_way and now >= self._not_before.get(to, 0.0):
@@ -115,11 +123,12 @@ class Deliveries:
 
     def _begin(self, folder: Path, to: str, one: WaitingDelivery) -> None:
         self._under_way[to] = one
-        file, job = self._file(folder, one), self._job(one)
+        self._room -= 1.0
+        file = self._file(folder, one)
 
         def work() -> None:
             try:
-                outcome = self._make(file, json.dumps(job).encode())
+                outcome = self._make(file, json.dumps(self._job(one)).encode())
             except Exception as error:  # noqa: BLE001 - told with the delivery, which is tried again
                 outcome = AttemptOutcome(None, f"the attempt could not be made: {error}")
             with contextlib.suppress(RuntimeError):  # the weaver ends; the next one finds the outcome
@@ -234,5 +243,5 @@ def mail_of(told: Mapping[str, Any], to: tuple[str, ...]) -> bytes:
     mail["Message-ID"] = f"<{told['id']}@loom.invalid>"
     mail["Idempotency-Key"] = str(told["id"])
     lines = [f"{name}: {value}" for name, value in told.items() if value is not None and name != "message"]
-    mail.set_content("\n".join([str(told["message"]), "", *lines, ""]))
+    mail.set_content("\n".join([str(told["message"]), "", *lines, ""]).encode(errors="replace").decode())
     return mail.as_bytes()

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from loom.alerting import alerts as bounds
 from loom.alerting import deliveries as module
 from loom.alerting.attempts import AttemptOutcome
-from loom.alerting.deliveries import AT_ONCE, Deliveries, mail_of, slack_of
+from loom.alerting.deliveries import AT_ONCE, BURST, PER_SECOND, Deliveries, mail_of, slack_of
 from loom.alerting.operator import AlertOperator
 from loom.control import operations
 from loom.errors import WrongArguments
@@ -195,6 +196,38 @@ def test_nothing_is_delivered_before_it_is_stored(bench: Bench, tmp_path: Path) 
     assert len(post.made) == 1
 
 
+def test_a_user_begins_only_so_many_attempts_a_second(bench: Bench, tmp_path: Path) -> None:
+    post = Post(bench, tmp_path)
+    rule(bench, "crashed")
+    for number in range(BURST + 5):
+        crash(bench, f"a{number}")
+    for _ in range(BURST):
+        post.tick(1)
+    post.tick()
+    assert len(post.made) == BURST
+    bench.now += 1.0
+    for _ in range(int(PER_SECOND)):
+        post.tick(1)
+    post.tick()
+    assert len(post.made) == BURST + PER_SECOND
+
+
+def test_an_attempt_at_an_alert_that_others_have_replaced_brings_it_not_back(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "KEPT", 1)
+    rule(bench, "crashed")
+    post = Post(bench, tmp_path)
+    crash(bench, "a")
+    post.deliveries.tick(bench.now)
+    crash(bench, "b")
+    post.tick(1)
+    post.tick(1)
+
+    assert [one.run_name for one in log(bench)] == ["b"]
+    assert len(dict(bench.weaver.known.store.rows("alerts"))) == 1
+
+
 def test_a_weaver_that_comes_after_removes_the_files_of_attempts_that_are_over(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     rule(bench, "crashed")
@@ -312,7 +345,7 @@ def test_a_folder_that_is_not_there_yet_has_the_disk_above_it(tmp_path: Path) ->
 
 
 def test_a_message_in_any_script_becomes_an_email() -> None:
-    told = {"id": "a", "rule": "crashed", "message": "Lauf «é» ist tot\r\nX: y", "time": 1.0, "run": None}
+    told = {"id": "a", "rule": "crashed", "message": "Lauf «é» ist tot\r\nX: y \ud800", "time": 1.0, "run": None}
 
     mail = message_from_bytes(mail_of(told, ("a@example.com",)), policy=SMTP)
     assert mail["X"] is None
