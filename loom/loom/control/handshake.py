@@ -44,7 +44,18 @@ MAX_OFFER_REASON = 500
 
 _LONGEST_BEAT = 3600.0
 
-_TAKES = ("spent", "changes", "health", "endings", "status_types", "exits", "cohorts", "offers", "start")
+_TAKES = (
+    "spent",
+    "changes",
+    "health",
+    "endings",
+    "status_types",
+    "exits",
+    "cohorts",
+    "offers",
+    "start",
+    "goodbyes",
+)
 
 
 class Activity(str, Enum):
@@ -354,6 +365,8 @@ class ThreadletWelcome(Frame, kind="welcome"):
     """True if the weaver takes `Offers`."""
     start: bool = False
     """True if the weaver takes `loom.control.run_start.StartFacts`, and has none of the process's run."""
+    goodbyes: bool = False
+    """True if the weaver answers `Bye` and `Leaving` with `GoodbyeStored`."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -409,6 +422,11 @@ class Leaving(Frame, kind="leaving"):
     def from_body(cls, body: Sequence[Any]) -> Leaving:
         bye = Bye.from_body(body)
         return cls(bye.reason, bye.ending)
+
+
+@dataclass(frozen=True, slots=True)
+class GoodbyeStored(Frame, kind="goodbye_stored"):
+    """``["goodbye_stored"]``, to a threadlet: its `Bye` or `Leaving` is committed, with its reports before that."""
 
 
 @dataclass(frozen=True, slots=True)

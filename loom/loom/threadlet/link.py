@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
 import socket
@@ -35,6 +36,7 @@ from loom.control.handshake import (
     TAKEN_ADVICE,
     Bye,
     CohortPlace,
+    GoodbyeStored,
     Leaving,
     Offers,
     Refusal,
@@ -195,6 +197,11 @@ MOST_PATIENCE = 300.0
 ASK_AFTER = 5.0  # seconds without a weaver after which a gateway is asked for its address
 ASK_EVERY = 10.0  # seconds between two such questions, at least
 GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and close the connection
+LOST_LATELY = 10.0
+"""Seconds after a connection is lost in which a process that ends waits for the weaver to come back."""
+COMES_BACK_WITHIN = 5.0
+"""Seconds that it waits, at most: a weaver that was killed is there again in one or two."""
+RETRY_AT_END = 0.1  # seconds between its attempts
 
 
 class _Refused(Exception):
@@ -266,6 +273,10 @@ class WeaverLink:
         self._goodbye: Bye | Leaving = Bye("", TrainingEnding.FINISHED)
         self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
+        self._until = 0.0  # when a process that ends gives up a weaver that it has lost lately
+        self._lost = -math.inf  # when the last connection was lost
+        self._confirms = False  # whether the weaver that is or was connected tells that a goodbye is stored
+        self._said = False  # whether the goodbye is stored, or nothing more can be done for it
         self._beat_due = False  # before its time
         self._asked: float | None = None  # the time of sending reports, none of which is stored since
         self._patience = SILENCE  # seconds for which reports may be sent and none be stored
@@ -323,13 +334,19 @@ class WeaverLink:
             sent.wait(timeout)
 
     def close(self, goodbye: Bye | Leaving, timeout: float) -> None:
-        """Send the remaining frames, say goodbye and end the thread; do not wait for a connection to be made."""
+        """Send the remaining frames, say goodbye and end the thread.
+
+        If the weaver is lost just then, or was so lately, wait for it to come back, `COMES_BACK_WITHIN` at most.
+        """
         self._goodbye = goodbye
-        self._deadline = time.monotonic() + timeout
+        self._deadline = now = time.monotonic()
+        self._deadline += timeout
+        lately = self.connected or now < self._lost + LOST_LATELY
+        self._until = now + COMES_BACK_WITHIN if self._confirms and lately else 0.0
         self._closing.set()
         self.wake()
         if self._thread.is_alive():
-            self._thread.join(timeout + 2 * GOODBYE_TIMEOUT)
+            self._thread.join(max(timeout, self._until - now) + 2 * GOODBYE_TIMEOUT)
 
     def abandon(self) -> None:
         """Release the parent's sockets, in a forked child, without sending anything or shutting them down."""
@@ -348,6 +365,7 @@ class WeaverLink:
                 # The current process of the replica may hang, and be about to be killed.
                 taken = refusal.text if refusal.code == "replica_taken" else ""
                 wait = None if taken else BACKOFF.most
+                self._said = self._closing.is_set()
                 self._log_once(str(refusal), logging.ERROR, "the weaver refuses this process: %s", refusal)
             except ProtocolMismatch as error:
                 wait = BACKOFF.most
@@ -360,6 +378,7 @@ class WeaverLink:
             finally:
                 if self.connected:
                     waits = iter(BACKOFF)
+                    self._lost = time.monotonic()
                     self._ask_at = time.monotonic() + ASK_AFTER
                 self._open, self.taken = False, taken
                 self.connected = self._takes_health = False
@@ -367,10 +386,17 @@ class WeaverLink:
                 connection, self._connection = self._connection, None
                 if connection is not None:
                     connection.close()
-            if self._closing.wait(wait or next(waits)):
+            if self._closing.wait(wait or next(waits)) and not self._comes_back():
                 break
         _close(self._wake_receiver)
         _close(self._wake_sender)
+
+    def _comes_back(self) -> bool:
+        """Return, after a moment, whether a process that ends tries once more to say goodbye."""
+        if self._said or time.monotonic() > self._until:
+            return False
+        time.sleep(RETRY_AT_END)
+        return True
 
     def _log_once(self, kind: str, level: int, text: str, *arguments: Any, exc_info: bool = False) -> None:
         if kind not in self._logged and not self._closing.is_set():
@@ -408,7 +434,9 @@ class WeaverLink:
             self._logged.clear()
             _log.info("the weaver is there")
         self.connected, self._takes_health = True, welcome.health
-        self.takes_cohorts = welcome.cohorts
+        if self._closing.is_set():
+            self._deadline = max(self._deadline, time.monotonic() + GOODBYE_TIMEOUT)
+        self.takes_cohorts, self._confirms = welcome.cohorts, welcome.goodbyes
         self.welcomed.set()
         if welcome.start:
             self._tell_start()
@@ -422,7 +450,7 @@ class WeaverLink:
         """Return the weaver's answer to the hello, and the frames that came after it."""
         deadline = time.monotonic() + WELCOME_TIMEOUT
         while (left := deadline - time.monotonic()) > 0:
-            if self._closing.is_set() and time.monotonic() > self._deadline:
+            if self._closing.is_set() and time.monotonic() > max(self._deadline, self._until):
                 raise ConnectionOver("this process ends")
             frames = connection.exchange(min(left, 0.5 if self._closing.is_set() else left))
             if not frames:
@@ -533,9 +561,11 @@ class WeaverLink:
             goodbye = Bye(goodbye.reason, goodbye.ending if welcome.endings else goodbye.ending.plain)
         connection.put(goodbye)
         deadline = time.monotonic() + GOODBYE_TIMEOUT
+        self._said = not welcome.goodbyes
         with contextlib.suppress(OSError, ConnectionOver, ProtocolMismatch):
-            while connection.waiting and (left := deadline - time.monotonic()) > 0:
-                connection.exchange(left)
+            while (connection.waiting or not self._said) and (left := deadline - time.monotonic()) > 0:
+                self._said |= any(frame[0] == GoodbyeStored.KIND for frame in connection.exchange(left))
+            self._said = True  # a weaver that is late has it all the same
             if isinstance(goodbye, Leaving):
                 connection.tell_exit_code()
                 return

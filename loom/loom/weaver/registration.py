@@ -138,6 +138,7 @@ class ThreadletRegistration:
     def _enter(self, replica: Replica, peer: OutboxPeer, hello: ThreadletHello, again: bool, now: float) -> int:
         """Enter a process as a replica, or the same process ``again``; return the id of the event of that."""
         self._known.runs.assign(replica, hello, again, now, lambda one: self._is_there(one, hello, now))
+        replica.leaving = None  # its goodbye was not told to be stored, so it has come back to repeat it
         if not again:
             self._dispatcher.overrides.keep(replica, hello)
             since = replica.begin_instance(hello.instance, now)
@@ -183,6 +184,7 @@ class ThreadletRegistration:
                 exits=True,
                 cohorts=True,
                 offers=True,
+                goodbyes=True,
                 start=self._known.runs.wants_facts(replica, now),
             ),
         )

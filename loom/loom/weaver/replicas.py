@@ -155,6 +155,8 @@ class Replica:
 
     kept: KeptValues | None = None
     """Values of the process before, which this one gets; stored, and shown to nobody."""
+    leaving: Leaving | None = None
+    """Its goodbye, while its exit code is awaited; stored."""
 
     # The fields from here on are not stored.
     short_name: str = field(init=False)
@@ -176,8 +178,6 @@ class Replica:
     end_event: int | None = None
     _successor: tuple[str, float] = ("", 0.0)
     """The process that waits to be the replica, and since when."""
-    leaving: Leaving | None = None
-    """Its goodbye, while its exit code is awaited."""
     announced: bool = False
     """True if its threadlet tells commands from what is only `Command.announced`."""
     hears: bool = False
@@ -315,6 +315,8 @@ class Replica:
 
     def to_dict(self) -> dict[str, object]:
         stored = {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
+        if self.leaving is not None:
+            stored["leaving"] = self.leaving.to_body()
         return stored if self.kept is None else stored | {"kept": asdict(self.kept)}
 
     @classmethod
@@ -325,6 +327,8 @@ class Replica:
             known["ending"] = ReplicaEnding(known["ending"])
         kept = stored.get("kept")
         known["kept"] = None if kept is None else KeptValues(**kept)
+        leaving = stored.get("leaving")
+        known["leaving"] = None if leaving is None else Leaving.from_body(leaving)
         return cls(**known, state=ReplicaState(stored["state"]))
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 from loom.control.commands import Acknowledged
 from loom.control.frame import Frame
-from loom.control.handshake import Bye, CohortPlace, ExitCode, Leaving, Silent, TrainingEnding
+from loom.control.handshake import Bye, CohortPlace, ExitCode, GoodbyeStored, Leaving, Silent, TrainingEnding
 from loom.control.operations import ReportEnded, ReportSpawned
 from loom.control.process_end import ProcessEnd
 from loom.control.profiles import Profile
@@ -252,6 +252,7 @@ class Weaver:
         self.outbox.urgent = True
 
     def _bye(self, replica: Replica, bye: Bye, now: float) -> None:
+        self.outbox.send(replica, GoodbyeStored())
         self.outbox.close(replica.link)
         replica.link = None
         self.profiles.lost(replica)
@@ -262,6 +263,9 @@ class Weaver:
 
     def _leaving(self, replica: Replica, leaving: Leaving, now: float) -> None:
         replica.leaving = leaving
+        self.known.save(replica)
+        self.outbox.send(replica, GoodbyeStored())
+        self.outbox.urgent = True
         self.profiles.lost(replica)
         self._liveness.schedule(replica, now + EXIT_WITHIN)
 
