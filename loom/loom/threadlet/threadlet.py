@@ -428,7 +428,8 @@ class Threadlet(CommandApplier):
     def close(self, error: BaseException | None = None) -> None:
         """Say goodbye to the weaver. Do nothing if that was done before.
 
-        The call takes at most about two seconds, if the weaver is connected but does not store the last reports.
+        The call takes at most about two seconds, if the weaver is connected but does not store the last reports. If
+        the weaver was lost within the last ten seconds, it is waited for, five seconds at most.
 
         Args:
             error: the error that ended the training; None if it ended normally.

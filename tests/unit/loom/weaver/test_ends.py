@@ -297,3 +297,31 @@ def test_only_a_replica_that_something_respawns_costs_time_when_it_is_dead(bench
     record = bench.weaver.known.goodput.record("train@s", bench.now)
 
     assert record.seconds["respawn"] == pytest.approx(5.0 if respawns else 0.0)
+
+
+@pytest.mark.parametrize("goodbye", ["bye", "leaving"])
+def test_a_goodbye_is_told_to_be_stored(goodbye: str, bench: Bench) -> None:
+    threadlet = begin(bench, 7)
+    threadlet.say(goodbye, "it ends", "finished")
+
+    assert ["goodbye_stored"] in threadlet.told
+
+
+def test_a_weaver_that_dies_while_an_exit_code_is_awaited_knows_the_goodbye(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.db")
+    begin(bench, 9, 10).say("leaving", "it ends", "finished")
+    bench.restart()
+    bench.wait(60.0)
+
+    assert end(bench)[:2] == ("finished", "completed")
+
+
+def test_a_process_that_says_goodbye_again_has_not_left(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.db")
+    first = begin(bench, 9, 10, instance="one")
+    first.say("leaving", "it ends", "finished")
+    bench.restart()
+    again = begin(bench, instance="one")
+    again.say("bye", "ValueError: no", "failed")
+
+    assert end(bench)[:2] == ("failed", "crashed")
