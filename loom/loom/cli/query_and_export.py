@@ -38,7 +38,7 @@ def query(
 ) -> None:
     """Query the history of your replicas with SQL that only reads.
 
-    The tables are replicas, metrics, steps, events, config_changes and commands.
+    The tables are replicas, metrics, runs, steps, events, config_changes and commands.
     """
     if (parquet is not None) + as_csv + as_json > 1:
         raise WrongArguments("choose one of --parquet, --csv and --json")

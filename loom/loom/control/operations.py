@@ -409,7 +409,7 @@ class QueryHistory(
 ):
     """The result of a SELECT statement over the history of the caller's replicas, in SQLite's words.
 
-    Its tables are replicas, metrics, steps, events, config_changes and commands.
+    Its tables are replicas, metrics, runs, steps, events, config_changes and commands.
     """
 
     sql: Annotated[str, ArgumentBounds(min_length=1, max_length=MAX_SQL)]

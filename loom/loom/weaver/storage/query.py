@@ -23,6 +23,7 @@ import msgpack
 from loom.control.operations import QUERY_TIMEOUT
 from loom.errors import LimitReached, LoomError, Unavailable, WrongArguments, error_for_code
 from loom.process.child import python
+from loom.weaver.storage.history import AGAIN
 from loom.weaver.storage.store import read_origin
 from loom.wire.plain import exact_json
 
@@ -54,10 +55,19 @@ TABLES: Mapping[str, str] = {
         FROM (SELECT unpacked(data) AS r FROM main.replicas)""",
     "metrics": """
         SELECT s.replica AS replica, s.metric AS metric, point(c.data, n.i, 0) AS time,
-            point(c.data, n.i, 1) AS step, point(c.data, n.i, 2) AS value
-        FROM main.series s CROSS JOIN main.chunks c CROSS JOIN temp.numbers n
+            point(c.data, n.i, 1) AS step, point(c.data, n.i, 2) AS value, run_in(r.run) AS run
+        FROM main.series s LEFT JOIN main.runs_of_series r ON r.series = s.id
+            CROSS JOIN main.chunks c CROSS JOIN temp.numbers n
         WHERE c.series = s.id AND n.i < length(c.data) / 24
-        UNION ALL SELECT replica, metric, time, step, value FROM temp.recent""",
+        UNION ALL SELECT replica, metric, time, step, value, run FROM temp.recent""",
+    "runs": """
+        SELECT json_extract(r, '$.id') AS id, json_extract(r, '$.name') AS name,
+            json_extract(r, '$.state') AS state, json_extract(r, '$.session') AS session,
+            json_extract(r, '$.began') AS began, json_extract(r, '$.ended') AS ended,
+            json_extract(r, '$.reason') AS reason, json_extract(r, '$.first') AS first,
+            json_extract(r, '$.step') AS step, json_extract(r, '$.config') AS config,
+            json_extract(r, '$.summary') AS summary, json_extract(r, '$.tags') AS tags
+        FROM (SELECT unpacked(data) AS r FROM main.runs) WHERE json_extract(r, '$.name') IS NOT NULL""",
     "steps": """
         SELECT replica, step, min(time) AS time FROM metrics WHERE step IS NOT NULL GROUP BY replica, step""",
     "events": "SELECT id, time, kind, replica, unpacked(data) AS data FROM main.events",
@@ -84,7 +94,10 @@ _COLUMNS = """
     CREATE TABLE replicas (
         id TEXT, group_name TEXT, state TEXT, session TEXT, host TEXT, pid INTEGER, registered REAL, changed REAL,
         ending TEXT, end_reason TEXT, config TEXT);
-    CREATE TABLE metrics (replica TEXT, metric TEXT, time REAL, step INTEGER, value REAL);
+    CREATE TABLE metrics (replica TEXT, metric TEXT, time REAL, step INTEGER, value REAL, run TEXT);
+    CREATE TABLE runs (
+        id TEXT, name TEXT, state TEXT, session TEXT, began REAL, ended REAL, reason TEXT, first TEXT, step INTEGER,
+        config TEXT, summary TEXT, tags TEXT);
     CREATE TABLE steps (replica TEXT, step INTEGER, time REAL);
     CREATE TABLE events (id INTEGER, time REAL, kind TEXT, replica TEXT, data TEXT);
     CREATE TABLE config_changes (
@@ -143,6 +156,11 @@ async def run_query(path: str, sql: str) -> Mapping[str, Any]:
     return answer
 
 
+def _run(label: str) -> str | None:
+    """Return the id of the run in a label of `loom.weaver.storage.history`."""
+    return label.partition(AGAIN)[0] or None
+
+
 def _too_long() -> LimitReached:
     return LimitReached(f"the query took longer than {QUERY_TIMEOUT:g} s: narrow it with WHERE, or read in parts")
 
@@ -162,11 +180,14 @@ class _Snapshot:
         """The reason why a statement is refused."""
         self._db = db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         db.create_function("unpacked", 1, _unpacked, deterministic=True)
+        db.create_function("run_in", 1, lambda label: _run(label or ""), deterministic=True)
         db.create_function("point", 3, _point, deterministic=True)
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("CREATE TEMP TABLE numbers (i INTEGER PRIMARY KEY)")
         db.executemany("INSERT INTO temp.numbers VALUES (?)", ((i,) for i in range(_NUMBERS)))
-        db.execute("CREATE TEMP TABLE recent (replica TEXT, metric TEXT, time REAL, step INTEGER, value REAL)")
+        db.execute(
+            "CREATE TEMP TABLE recent (replica TEXT, metric TEXT, time REAL, step INTEGER, value REAL, run TEXT)"
+        )
         for name in _TABLE_FUNCTIONS:  # SQLite declares them on first use, which the authorizer would refuse
             db.execute(f"SELECT * FROM {name}('[]')").close()
         self._stored = {
@@ -259,13 +280,13 @@ class _Snapshot:
             upto[replica, metric, run] = last
         for row, data in self._db.execute("SELECT id, data FROM journal ORDER BY id"):
             points = [
-                (replica, metric, report[1], report[2], value)
+                (replica, metric, report[1], report[2], value, _run(read_origin(origin)[1]))
                 for replica, origin, reports in msgpack.unpackb(data)
                 for report in reports
                 for metric, value in report[5].items()
                 if upto.get((replica, metric, read_origin(origin)[1]), row) < row
             ]
-            self._db.executemany("INSERT INTO temp.recent VALUES (?, ?, ?, ?, ?)", points)
+            self._db.executemany("INSERT INTO temp.recent VALUES (?, ?, ?, ?, ?, ?)", points)
 
     def _reason(self, error: Exception) -> LoomError:
         text = str(error)

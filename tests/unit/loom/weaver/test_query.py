@@ -54,6 +54,8 @@ def test_a_query_sees_each_point_once_wherever_it_lies(store: str) -> None:
     found = rows(store, "SELECT step, time, value FROM metrics WHERE replica = 'train_0' ORDER BY step")
 
     assert found == [[step, START + step, step / 10] for step in range(STEPS)]
+    each = rows(store, "SELECT run, count(*) FROM metrics GROUP BY run ORDER BY min(step)")
+    assert each == [[f"run_{step}", STEPS // 4] for step in range(0, STEPS, STEPS // 4)]
     assert rows(store, "SELECT count(*), min(step), max(step) FROM steps") == [[STEPS, 0, STEPS - 1]]
 
 
@@ -78,7 +80,9 @@ def test_events_commands_and_changes_are_tables(weaver: WeaverProcess) -> None:
         [id, "ann", "update_config", '{"lr":0.02}', "train_0", 1, 7]
     ]
     assert asked("SELECT id, group_name FROM replicas") == [["train_0", "train"]]  # a slow query finds it stalled
-    assert asked("SELECT metric, step, value FROM metrics") == [["loss", 8, 0.5]]
+    assert asked("SELECT metric, metrics.step, value, name FROM metrics JOIN runs ON runs.id = run") == [
+        ["loss", 8, 0.5, "train"]
+    ]
 
 
 def test_a_user_queries_own_replicas_only(weaver: WeaverProcess) -> None:
@@ -93,7 +97,8 @@ def test_a_user_queries_own_replicas_only(weaver: WeaverProcess) -> None:
 
 TYPES = {
     "replicas": ["TEXT"] * 5 + ["INTEGER", "REAL", "REAL"] + ["TEXT"] * 3,
-    "metrics": ["TEXT", "TEXT", "REAL", "INTEGER", "REAL"],
+    "metrics": ["TEXT", "TEXT", "REAL", "INTEGER", "REAL", "TEXT"],
+    "runs": ["TEXT"] * 4 + ["REAL", "REAL", "TEXT", "TEXT", "INTEGER"] + ["TEXT"] * 3,
     "steps": ["TEXT", "INTEGER", "REAL"],
     "events": ["INTEGER", "REAL", "TEXT", "TEXT", "TEXT"],
     "config_changes": ["INTEGER", "REAL", "TEXT", "INTEGER", "TEXT", "", "", "TEXT"],
