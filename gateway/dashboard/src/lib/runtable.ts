@@ -19,14 +19,12 @@ export function titleOf(key: string): string {
   return key.replace(/^config\./, '');
 }
 
-/** Return the columns that are shown unless others are chosen: state and times, the loss and a few metrics, and what differs between the configurations. */
+/** Return the columns that are shown unless others are chosen: state and times, the loss or else some metrics, and what differs between the configurations. */
 export function defaultColumns(runs: readonly Run[], keys: Keys = keysOf(runs)): string[] {
   const loss = lossName(keys.metrics);
-  const metrics = keys.metrics.filter((one) => one !== loss && !one.includes('/')).slice(0, loss === null ? MOST_METRICS : MOST_METRICS - 1);
   return [
     ...['state', 'began', 'took', 'step'],
-    ...(loss === null ? [] : [CURVE, `summary.${loss}`, `min.${loss}`]),
-    ...metrics.slice(0, 1).map((one) => `summary.${one}`),
+    ...(loss === null ? keys.metrics.slice(0, MOST_METRICS).map((one) => `summary.${one}`) : [CURVE, `summary.${loss}`, `min.${loss}`]),
     ...differing(runs, keys).slice(0, MOST_CONFIG).map((one) => `config.${one}`),
   ];
 }
