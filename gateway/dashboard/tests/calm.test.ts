@@ -55,6 +55,20 @@ describe('events', () => {
     expect(two('running', () => ({ from: 'registering' }))).toEqual([]); // it has registered
   });
 
+  it('of a run stand for those of its replicas, but not for failures', () => {
+    const events = [
+      event(1, 'run_began', null, { run: 'r', name: 'sft' }),
+      event(2, 'registered', 'sft_0', { group: 'sft', host: 'h' }),
+      event(3, 'registered', 'other_0', { group: 'other', host: 'h' }),
+      event(4, 'failed', 'sft_1', { reason: 'SIGKILL' }),
+      event(5, 'finished', 'sft_0'),
+      event(6, 'run_changed', null, { run: 'r', name: 'sft' }),
+      event(7, 'run_ended', null, { run: 'r', name: 'sft', state: 'crashed', reason: 'SIGKILL' }),
+    ];
+    expect(texts(events)).toEqual(['ended: crashed: SIGKILL', 'failed: SIGKILL', 'registered on h', 'began']);
+    expect(texts([event(1, 'run_ended', null, { name: 'a', state: 'completed', reason: 'it made its last step' })])).toEqual(['is completed: it made its last step']);
+  });
+
   it('are as many lines as asked for, and the last one is whole', () => {
     const events = [applied(1, 'a_0', 5), applied(2, 'a_1', 6), event(3, 'stalled', 'b'), event(4, 'paused', 'c')];
     expect(texts(events, 1)).toEqual(['is paused']);

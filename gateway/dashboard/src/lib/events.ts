@@ -12,6 +12,7 @@ export interface Described {
 }
 
 const TONES: Record<string, Tone> = {
+  run_began: 'good',
   running: 'good',
   registered: 'good',
   applied: 'good',
@@ -96,11 +97,11 @@ function sentence(event: WeaverEvent): string {
     case 'fault_removed':
       return 'has no injected fault any more';
     case 'run_began':
-      return `run ${text('name')} began`;
+      return 'began';
     case 'run_ended':
-      return `run ${text('name')} ended: ${text('state')}${because(text('reason'))}`;
+      return `${text('state') === 'completed' ? 'is' : 'ended:'} ${text('state')}${because(text('reason'))}`;
     case 'run_changed':
-      return `run ${text('name')} was changed`;
+      return 'was changed';
     case 'weaver_started':
       return `the weaver started and knows ${plural(Number(event['replicas'] ?? 0), 'replica')}`;
     default:

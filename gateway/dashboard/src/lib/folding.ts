@@ -39,11 +39,12 @@ interface Open {
 
 /** Return the newest lines, the newest first. Events come the oldest first. */
 export function foldEvents(events: readonly WeaverEvent[], most: number): Fold[] {
+  const told = toldOfRuns(events);
   const lines: Open[] = [];
   const open = new Map<string, Open>();
   for (let at = events.length - 1; at >= 0; at -= 1) {
     const event = events[at]!;
-    if (isStart(event)) continue;
+    if (isStart(event) || event.kind === 'run_changed' || isTold(event, told)) continue;
     const key = keyOf(event);
     const known = key === null ? undefined : open.get(key);
     if (known && known.events.at(-1)!.time - event.time <= WINDOW && !known.replicas.has(event.replica!)) {
@@ -65,6 +66,30 @@ export function foldEvents(events: readonly WeaverEvent[], most: number): Fold[]
 /** Whether an event says no more than that a process, of whose registration is another event, has begun. */
 function isStart(event: WeaverEvent): boolean {
   return event.kind === 'registering' || (event.kind === 'running' && event['from'] === 'registering');
+}
+
+const TOGETHER = 15; // seconds between the begin or end of a run and those of its processes
+
+const OF_RUNS: Record<string, string> = { run_began: 'registered', run_ended: 'finished' };
+
+/** Return the times of runs' begins and ends by the kind of their replicas' events and by name. */
+function toldOfRuns(events: readonly WeaverEvent[]): Map<string, number[]> {
+  const told = new Map<string, number[]>();
+  for (const { kind, name, time } of events as readonly (WeaverEvent & { name?: unknown })[]) {
+    const of = OF_RUNS[kind];
+    if (of === undefined) continue;
+    const key = `${of} ${String(name)}`;
+    const known = told.get(key);
+    if (known) known.push(time);
+    else told.set(key, [time]);
+  }
+  return told;
+}
+
+/** Whether the begin or the end of a run says what an event says of one of its replicas. A failure is told all the same. */
+function isTold(event: WeaverEvent, told: ReadonlyMap<string, readonly number[]>): boolean {
+  if (!told.size || event.replica === null || (event.kind !== 'registered' && event.kind !== 'finished')) return false;
+  return told.get(`${event.kind} ${groupOf(event)}`)?.some((time) => Math.abs(time - event.time) <= TOGETHER) ?? false;
 }
 
 /** Return the same text for events of one line; null for an event that stands alone. */

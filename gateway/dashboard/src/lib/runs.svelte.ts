@@ -2,7 +2,7 @@
 
 import { store } from './page';
 import { shown } from './shown.svelte';
-import type { Run, RunCurves } from './types';
+import type { Run, RunCurves, RunDetails } from './types';
 
 const MOST = 1000;
 const EVERY = 5000; // milliseconds between two times that the living runs are loaded
@@ -123,6 +123,11 @@ class Runs {
     await store.gateway.request(method, `${at(run)}${what}`, body);
     await this.load();
   }
+}
+
+/** Load a run with its start, its ranks and its timeline. */
+export async function loadRun(id: string): Promise<RunDetails> {
+  return await store.gateway.request('GET', at(id));
 }
 
 /** Load curves of a metric of a run. */

@@ -2,7 +2,7 @@
 
 import { lossName } from './series';
 import type { Run } from './types';
-import { FIELDS, isField, keysOf, metricOf, metricValue, tookOf, valueOf, type Keys } from './runvalues';
+import { FIELDS, isField, keysOf, metricOf, metricValue, valueOf, type Keys } from './runvalues';
 
 /** The column of sparklines. */
 export const CURVE = 'curve';
@@ -74,9 +74,14 @@ function orderOf(value: unknown): number | string | null {
   return value == null ? null : JSON.stringify(value);
 }
 
-/** Whether less of a metric is better. */
-export function lessIsBetter(metric: string): boolean {
-  return !/acc|reward|return|score|f1|auc|bleu|rouge|precision|recall|psnr|ssim|iou|map\b|win|success|throughput|mfu|per_sec/i.test(metric);
+export type Direction = 'less' | 'more';
+
+const MORE = /acc|reward|return|score|f1|auc|bleu|rouge|precision|recall|psnr|ssim|iou|win|success|throughput|mfu|per_sec/i;
+const LESS = /loss|err|perplexity|ppl|wer|cer|mse|mae|nll|kl|latency|fid/i;
+
+/** Return whether less or more of a metric is better, by its name; null if that does not say so. */
+export function directionOf(metric: string): Direction | null {
+  return LESS.test(metric) ? 'less' : MORE.test(metric) ? 'more' : null;
 }
 
 export interface GroupFigures {
@@ -108,7 +113,8 @@ export function figuresOf(runs: readonly Run[], key: string, now: number): Group
   const values = runs.map((one) => valueOf(one, key, now)).filter((one): one is number => typeof one === 'number' && Number.isFinite(one));
   if (!values.length) return { mean: null, best: null };
   const metric = metricOf(key);
-  const best = !metric ? null : lessIsBetter(metric.metric) ? Math.min(...values) : Math.max(...values);
+  const direction = metric ? directionOf(metric.metric) : null;
+  const best = direction === null ? null : direction === 'less' ? Math.min(...values) : Math.max(...values);
   return { mean: values.reduce((sum, one) => sum + one, 0) / values.length, best };
 }
 
@@ -154,5 +160,3 @@ function isFarAbove(run: Run, loss: string, last: number, least: number): boolea
 function livingOf(run: Run): number {
   return Object.values(run.replicas).reduce((sum, one) => sum + one, 0);
 }
-
-export { tookOf };

@@ -112,3 +112,8 @@ export function unknownKeys(keys: readonly string[], { metrics, config }: Keys):
   const known = new Set([...Object.keys(FIELDS), 'tags', 'group', ...metrics, ...config, ...config.map((one) => `config.${one}`)]);
   return keys.filter((one) => !known.has(one) && !metrics.includes(metricOf(one)?.metric ?? ''));
 }
+
+/** Return the name of a run with the beginning of its id, which tells it from others of the name. */
+export function runLabel({ name, id }: Pick<Run, 'name' | 'id'>): string {
+  return `${name} ${id.slice(0, 6)}`;
+}
