@@ -1,7 +1,7 @@
-"""A sweep of small trainings for the tests of runs: each fits a line by gradient descent, and ends in a way of its own.
+"""A sweep of small trainings for the tests of runs: each fits a line by gradient descent, and ends in its own way.
 
-``python -m tests.support.sweep NAME RANK RATE END`` trains `STEPS` steps. ``END`` is ``complete``; ``cut``, which stops in the
-middle; ``crash``; or ``stay``, which goes on until it is told to stop.
+``python -m tests.support.sweep NAME RANK RATE END`` trains `STEPS` steps. ``END`` is ``complete``; ``cut``, which stops
+in the middle; ``crash``; or ``stay``, which goes on until it is told to stop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def train(name: str, rank: int, rate: float, end: str) -> None:
     while number < last and not threadlet.should_stop:
         with threadlet.step(number, max_step=1_000_000 if end == "stay" else STEPS) as step:
             errors = [slope * x - y for x, y in points]
-            slope -= optimizer["rate"] * 5 * sum(e * x for e, (x, _) in zip(errors, points, strict=True)) / len(points)
+            gradient = 5 * sum(e * x for e, (x, _) in zip(errors, points, strict=True)) / len(points)
+            slope -= optimizer["rate"] * gradient
             step.metrics["train/loss"] = sum(min(e * e, 1e300) for e in errors) / len(points)
             step.metrics["eval/acc"] = 1.0 / (1.0 + abs(slope - 2))
             time.sleep(STEP)
@@ -52,7 +53,9 @@ def train(name: str, rank: int, rate: float, end: str) -> None:
 
 
 @contextmanager
-def started(address: str, name: str, rate: float, end: str, ranks: int = 1) -> Iterator[list[subprocess.Popen[str]]]:
+def started(
+    address: str, name: str, rate: float, end: str, ranks: int = 1
+) -> Iterator[list[subprocess.Popen[str]]]:
     """The processes of one run, which are killed in the end if they have not ended."""
     environment = {**os.environ, "LOOM_WEAVER": address, "LOOM_RUN_ID": f"{name}-{rate:g}-{end}"}
     words = ("-m", "tests.support.sweep", name)

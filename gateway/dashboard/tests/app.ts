@@ -16,7 +16,7 @@ export class NoObserver {
 
 /** What jsdom lacks and the page uses, and requests that nobody answers. */
 export function stubBrowser(): void {
-  vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined }));
+  vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener: () => undefined, removeEventListener: () => undefined }));
   vi.stubGlobal('ResizeObserver', NoObserver);
   vi.stubGlobal('IntersectionObserver', NoObserver);
   vi.stubGlobal('fetch', () => new Promise(() => undefined));

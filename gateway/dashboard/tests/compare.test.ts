@@ -3,6 +3,7 @@ import { describe, expect, it } from 'vitest';
 
 import { labelTables } from '../src/lib/cards';
 import { bestOf, differenceOf, laterChanges, linesOfRun, rowsOf, styleOf, valueAt } from '../src/lib/compare';
+import { labelsOf } from '../src/lib/runvalues';
 import type { CurveSection, RunDetails } from '../src/lib/types';
 import { run } from './objects';
 
@@ -13,6 +14,7 @@ const details = (given: Partial<RunDetails> = {}): RunDetails => ({
   metrics: [],
   members: [],
   timeline: [],
+  children: [],
   marks_left_out: 0,
   ...given,
 });
@@ -29,11 +31,17 @@ describe('runs that are compared', () => {
   it('have the seconds since each began as an axis', () => {
     const [line] = linesOfRun(details(), [section([0, 1], [5, 4], [103, 105])], 'elapsed');
     expect([...line!.x]).toEqual([3, 5]);
-    expect(line!.replica).toBe('sft 012345');
+    expect(line!.replica).toBe('0123456789');
+  });
+
+  it('have names that tell them apart', () => {
+    const ids = ['fit-0.2-a', 'fit-0.2-b', 'x'].map((id) => ({ name: id === 'x' ? 'other' : 'fit', id }));
+    expect(labelsOf(ids)).toEqual(['fit fit-0.2-a', 'fit fit-0.2-b', 'other']);
+    expect(labelsOf([{ name: 'fit', id: '1234567' }, { name: 'fit', id: '7654321' }])).toEqual(['fit 123456', 'fit 765432']);
   });
 
   it('have each a colour and dashes of their own', () => {
-    const styles = [...Array(8).keys()].map(styleOf);
+    const styles = [...Array(8).keys()].map((at) => styleOf(at));
     expect(new Set(styles.map((one) => one.colour)).size).toBe(8);
     expect(new Set(styles.map((one) => one.dashes.join())).size).toBe(8);
   });

@@ -2,7 +2,6 @@
 
 import { firstFrom, linesOf, type Line, type LineStyle } from './sections';
 import type { Direction } from './runtable';
-import { runLabel } from './runvalues';
 import type { CurveSection, RunDetails } from './types';
 
 export const MOST_COMPARED = 8;
@@ -12,15 +11,15 @@ export type CompareAxis = 'step' | 'elapsed';
 // Each run has a colour and dashes of its own, for those who do not tell all colours apart.
 const DASHES: readonly (readonly number[])[] = [[], [7, 3], [2, 3], [10, 3, 2, 3], [4, 2], [12, 4], [1, 2], [6, 2, 1, 2, 1, 2]];
 
-export function styleOf(place: number): LineStyle {
-  return { colour: `c-${place % MOST_COMPARED}`, dashes: DASHES[place % MOST_COMPARED]! };
+export function styleOf(place: number, name = ''): LineStyle {
+  return { name, colour: `c-${place % MOST_COMPARED}`, dashes: DASHES[place % MOST_COMPARED]! };
 }
 
 /** Return the lines of a run over its steps, or over the seconds since it began. */
 export function linesOfRun(run: RunDetails, sections: readonly CurveSection[], axis: CompareAxis): Line[] {
-  if (axis === 'step') return linesOf(runLabel(run), sections, 'step', null, 0);
+  if (axis === 'step') return linesOf(run.id, sections, 'step', null, 0);
   const since = sections.map((one) => ({ ...one, time: one.time.map((time) => time - run.began) }));
-  return linesOf(runLabel(run), since, 'time', null, 0);
+  return linesOf(run.id, since, 'time', null, 0);
 }
 
 /** Return the last value at or before a place of the axis; null if there is none. The later section counts, which made a step again. */

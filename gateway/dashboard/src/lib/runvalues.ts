@@ -113,7 +113,15 @@ export function unknownKeys(keys: readonly string[], { metrics, config }: Keys):
   return keys.filter((one) => !known.has(one) && !metrics.includes(metricOf(one)?.metric ?? ''));
 }
 
-/** Return the name of a run with the beginning of its id, which tells it from others of the name. */
-export function runLabel({ name, id }: Pick<Run, 'name' | 'id'>): string {
-  return `${name} ${id.slice(0, 6)}`;
+const SHORT = 6; // characters of an id beside a name, at least
+
+/** Return a name for each run: its own, and of runs with one name also as much of the id as tells them apart. */
+export function labelsOf(runs: readonly Pick<Run, 'name' | 'id'>[]): string[] {
+  return runs.map((run) => {
+    const others = runs.filter((one) => one.name === run.name && one.id !== run.id);
+    if (!others.length) return run.name;
+    let size = SHORT;
+    while (size < run.id.length && others.some((one) => one.id.slice(0, size) === run.id.slice(0, size))) size += 1;
+    return `${run.name} ${run.id.slice(0, size)}`;
+  });
 }

@@ -28,6 +28,13 @@ export interface Line {
   again: number;
 }
 
+/** How a line is drawn and called: a colour of app.css, and its dashes in pixels. */
+export interface LineStyle {
+  name: string;
+  colour: string;
+  dashes: readonly number[];
+}
+
 /** What a training counts beside its steps, over its steps: samples, tokens. */
 export interface Counted {
   steps: Float64Array;
