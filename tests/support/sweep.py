@@ -1,7 +1,7 @@
 """A sweep of small trainings for the tests of runs: each fits a line by gradient descent, and ends in its own way.
 
-``python -m tests.support.sweep NAME RANK RATE END`` trains `STEPS` steps. ``END`` is ``complete``; ``cut``, which stops
-in the middle; ``crash``; or ``stay``, which goes on until it is told to stop.
+``python -m tests.support.sweep NAME RANK RATE END`` trains `STEPS` steps. ``END`` is ``complete``; ``cut``, which
+stops in the middle; ``crash``; or ``stay``, which goes on until it is told to stop.
 """
 
 from __future__ import annotations
