@@ -284,13 +284,14 @@ class Alerts:
 
     def _redirect(self, id: str, rule: WatchedRule | None) -> None:
         """Send what waits as a rule says now; give it up if the rule has no such receiver any more."""
-        for one in [*self._waiting, *self._fresh]:
-            if one.alert.view.of == id and (rule is None or not (rule.view.email if one.is_mail else rule.target)):
-                gone = replace(one.view, state=DeliveryState.GIVEN_UP, error="the rule was removed")
-                self._put_delivery(one, gone)
-            elif one.alert.view.of == id and rule is not None:
-                one.alert.rule = rule
-                self._store.put("alerts", one.alert.key, one.alert.to_row())
+        for kept in [kept for kept in self._alerts.values() if kept.view.of == id and kept.waiting]:
+            for one in list(kept.waiting.values()):
+                if rule is None or not (rule.view.email if one.is_mail else rule.target):
+                    gone = replace(one.view, state=DeliveryState.GIVEN_UP, error="the rule was removed")
+                    self._put_delivery(one, gone)
+            if rule is not None:
+                kept.rule = rule
+                self._store.put("alerts", kept.key, kept.to_row())
 
     def _find(self, id: str) -> WatchedRule:
         found = self._rules.get(id) or next((one for name, one in self._rules.items() if name.startswith(id)), None)
@@ -423,7 +424,8 @@ class Alerts:
             self._store.drop("alerts", oldest.key)
 
     def _stored(self, fresh: list[WaitingDelivery], calls: list[Callable[[], object]]) -> None:
-        self._waiting.update(dict.fromkeys(one for one in fresh if one.alert.view.id in self._alerts))
+        there = (one for one in fresh if one.alert.view.id in self._alerts and one.number in one.alert.waiting)
+        self._waiting.update(dict.fromkeys(there))
         for call in calls:
             call()
 

@@ -346,6 +346,24 @@ def test_a_delivery_is_given_up_when_its_rule_goes_or_the_time_is_over(bench: Be
     assert {to.error for one in log(bench) for to in one.deliveries} == {"the rule was removed", "HTTP 500"}
 
 
+def test_a_rule_that_goes_while_its_alert_is_being_written_sends_nothing(bench: Bench) -> None:
+    made = rule(bench, "not_a_number")
+    one = Threadlet(bench, "train_0")
+    bench.weaver.receive(
+        one, [["status", [[1, bench.now, 1, None, None, {"loss": float("nan")}, None]]]], bench.now
+    )
+    commit, _ = bench.weaver.begin_commit(bench.now)
+    assert commit is not None
+    asked = operations.RemoveAlert(made.id)
+    bench.weaver.known.alerts.handlers("ann")[type(asked)](asked, Asker(), bench.now)
+    bench.weaver.known.store.write(commit)
+    commit.stored()
+    bench.commit()
+
+    assert waiting(bench) == []
+    assert [to.state for to in log(bench)[0].deliveries] == [DeliveryState.GIVEN_UP]
+
+
 def test_rules_are_kept_and_shown_without_the_secret_of_their_webhook(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     made = rule(bench, "crashed", webhook="https://hooks.slack.com/services/T/B/secret", run="a*")
