@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from loom.alerting.conditions import OF_RUNS, Finding, Looked, Observations
+from loom.alerting.conditions import OF_RUNS, AlertCause, Looked, Observations
 from loom.alerting.operator import AlertOperator
 from loom.alerting.rules import MAIL, VERSION, WatchedRule, receivers
 from loom.control import operations
@@ -233,8 +233,8 @@ class Alerts:
         for rule in self.rules_of(AlertKind.DISK):
             if rule.means(run) if run is not None else rule.is_about_all:
                 over = used >= (rule.view.above or 1.0)
-                finding = Finding(f"the disk of {path} is {used:.0%} full", used) if over else None
-                self._judge(rule, f"disk {path}", run, finding, now)
+                cause = AlertCause(f"the disk of {path} is {used:.0%} full", used) if over else None
+                self._judge(rule, f"disk {path}", run, cause, now)
 
     # ----- The operations
 
@@ -301,7 +301,7 @@ class Alerts:
 
     async def _test(self, asked: operations.TryAlert, user: str, now: float) -> Alert:
         rule = self._find(asked.alert)
-        alert = self._fire(rule, None, Finding("a test: this rule can reach you"), now, test=True)
+        alert = self._fire(rule, None, AlertCause("a test: this rule can reach you"), now, test=True)
         if alert.waiting and asked.wait > 0:
             alert.done = asyncio.Event()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -343,22 +343,24 @@ class Alerts:
             about = next(((id, run) for id, run in runs.items() if run is not None and rule.means(run)), None)
             if about is None and not rule.is_about_all:
                 continue
-            finding = None
+            cause = None
             if failed or bad:
                 why = self._known.devices.reason(device) if failed else bad
                 text = f"device {device} {'has failed' if failed else 'is not healthy'}: {why}"
-                finding = Finding(text, replica=about and about[0])
-            self._judge(rule, f"device {device}", about and about[1], finding, now)
+                cause = AlertCause(text, replica=about and about[0])
+            self._judge(rule, f"device {device}", about and about[1], cause, now)
 
-    def _judge(self, rule: WatchedRule, subject: str, run: Run | None, finding: Finding | None, now: float) -> None:
+    def _judge(
+        self, rule: WatchedRule, subject: str, run: Run | None, cause: AlertCause | None, now: float
+    ) -> None:
         """Fire a rule, unless an incident of it about the same subject is under way."""
         key = rule.view.id, subject
         incident = self._incidents.get(key)
         if incident is None:
-            if finding is not None and self._has_room():
-                self._open(key, OpenIncident(now, finding.step))
-                self._fire(rule, run, finding, now)
-        elif finding is not None:
+            if cause is not None and self._has_room():
+                self._open(key, OpenIncident(now, cause.step))
+                self._fire(rule, run, cause, now)
+        elif cause is not None:
             incident.clear = None
         elif rule.view.rule is AlertKind.NO_PROGRESS and run is not None and self._stands(run, incident):
             pass  # it only reconnected, or the weaver was started again
@@ -372,23 +374,23 @@ class Alerts:
         return any(run.there[id].step == incident.step for _, id in run.leads.values() if id in run.there)
 
     def _fire(
-        self, rule: WatchedRule, run: Run | None, finding: Finding, now: float, test: bool = False
+        self, rule: WatchedRule, run: Run | None, cause: AlertCause, now: float, test: bool = False
     ) -> KeptAlert:
         """Make an alert, which the next commit stores, with an event for the page."""
         self._last += 1
         name = f"run {run.name!r} " if run is not None else ""
-        value = finding.value
+        value = cause.value
         alert = Alert(
             id=uuid.uuid4().hex,
             rule=rule.view.rule,
-            message=f"{name}{f'({run.id}): ' if run is not None else ''}{finding.message}",
+            message=f"{name}{f'({run.id}): ' if run is not None else ''}{cause.message}",
             time=now,
             of=rule.view.id,
             run=None if run is None else run.id,
             run_name=None if run is None else run.name,
-            replica=finding.replica,
-            metric=finding.metric,
-            step=finding.step,
+            replica=cause.replica,
+            metric=cause.metric,
+            step=cause.step,
             value=value if value is None or math.isfinite(value) else _odd(value),
             test=test,
         )

@@ -33,7 +33,7 @@ MAX_SAMPLES = 200
 _STEPPING = (ReplicaState.REGISTERING, ReplicaState.RUNNING, ReplicaState.STALLED)
 
 
-class Finding(NamedTuple):
+class AlertCause(NamedTuple):
     """A condition that holds."""
 
     message: str
@@ -72,16 +72,16 @@ def leads(run: Run) -> Iterator[Replica]:
     return (run.there[id] for _, id in run.leads.values() if id in run.there)
 
 
-def _not_a_number(rule: WatchedRule, at: Looked) -> Finding | None:
+def _not_a_number(rule: WatchedRule, at: Looked) -> AlertCause | None:
     found = {name: (one[0], one[3]) for name, one in at.run.summary.items() if not math.isfinite(one[0])}
     for name, (value, step) in {**found, **at.odd}.items():
         if rule.measures(name):
             teller = at.run.summary[name][4] if name in at.run.summary else None
-            return Finding(f"{name} is {value}", value, step, teller, name)
+            return AlertCause(f"{name} is {value}", value, step, teller, name)
     return None
 
 
-def _diverged(rule: WatchedRule, at: Looked) -> Finding | None:
+def _diverged(rule: WatchedRule, at: Looked) -> AlertCause | None:
     factor, seen = rule.view.factor or 1.0, at.seen
     for name, (last, best, _, step, teller) in at.run.summary.items():
         if not rule.measures(name) or not (math.isfinite(last) and math.isfinite(best)):
@@ -93,7 +93,7 @@ def _diverged(rule: WatchedRule, at: Looked) -> Finding | None:
         seen.high_steps.add(step)
         if len(seen.high_steps) >= SAMPLES and at.now >= seen.high_since + (rule.view.window or 0.0):
             seen.high_steps = set([*seen.high_steps][-SAMPLES:])
-            return Finding(
+            return AlertCause(
                 f"{name} is {last:.6g}, its best value was {best:.6g} ({factor:g} times it is the bound)",
                 last, step, teller, name,
             )  # fmt: skip
@@ -103,7 +103,7 @@ def _diverged(rule: WatchedRule, at: Looked) -> Finding | None:
     return None
 
 
-def _no_progress(rule: WatchedRule, at: Looked) -> Finding | None:
+def _no_progress(rule: WatchedRule, at: Looked) -> AlertCause | None:
     for lead in leads(at.run):
         if lead.state not in _STEPPING or lead.made_all_steps:
             continue
@@ -115,26 +115,26 @@ def _no_progress(rule: WatchedRule, at: Looked) -> Finding | None:
         still = at.now - max(lead.progress, lead.registered, at.started)
         if bound and still >= bound:
             last = "its first step" if lead.step is None else f"step {lead.step + 1:,}"
-            return Finding(f"no progress for {still:.0f} s: {last} does not come", still, lead.step, lead.id)
+            return AlertCause(f"no progress for {still:.0f} s: {last} does not come", still, lead.step, lead.id)
     return None
 
 
-def _crashed(rule: WatchedRule, at: Looked) -> Finding | None:
+def _crashed(rule: WatchedRule, at: Looked) -> AlertCause | None:
     return _ended(at.run) if at.run.state in FAILED else None
 
 
-def _finished(rule: WatchedRule, at: Looked) -> Finding | None:
+def _finished(rule: WatchedRule, at: Looked) -> AlertCause | None:
     return _ended(at.run) if at.run.state not in (*FAILED, RUNNING) else None
 
 
-def _ended(run: Run) -> Finding:
+def _ended(run: Run) -> AlertCause:
     cause = " ".join(filter(None, [run.by and f"by {run.by}", run.reason and f"({run.reason})"]))
     of = "" if run.max_step is None else f" of {run.max_step:,}"
     where = "" if run.step is None else f" at step {run.step:,}{of}"
-    return Finding(" ".join(filter(None, [f"{run.state}{where}", cause])), None, run.step, run.first)
+    return AlertCause(" ".join(filter(None, [f"{run.state}{where}", cause])), None, run.step, run.first)
 
 
-def _goodput(rule: WatchedRule, at: Looked) -> Finding | None:
+def _goodput(rule: WatchedRule, at: Looked) -> AlertCause | None:
     lead, seen, window = next(leads(at.run), None), at.seen.accounts, rule.view.window or 0.0
     if lead is None or lead.job not in at.goodput.jobs():
         return None
@@ -150,10 +150,10 @@ def _goodput(rule: WatchedRule, at: Looked) -> Finding | None:
     share, bound = max(0.0, (counted_now - counted) / (whole_now - whole)), rule.view.below or 0.0
     if share >= bound:
         return None
-    return Finding(f"goodput {share:.0%} in {window:.0f} s, below {bound:.0%}", share, lead.step, lead.id)
+    return AlertCause(f"goodput {share:.0%} in {window:.0f} s, below {bound:.0%}", share, lead.step, lead.id)
 
 
-OF_RUNS: Mapping[AlertKind, Callable[[WatchedRule, Looked], Finding | None]] = {
+OF_RUNS: Mapping[AlertKind, Callable[[WatchedRule, Looked], AlertCause | None]] = {
     AlertKind.NOT_A_NUMBER: _not_a_number,
     AlertKind.DIVERGED: _diverged,
     AlertKind.NO_PROGRESS: _no_progress,
