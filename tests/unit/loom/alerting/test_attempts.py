@@ -210,6 +210,19 @@ def test_no_address_that_is_not_public_is_reached_unless_the_operator_allows_it(
         send.check_address("hook", address, ["203.0.113.0/24", "2001:db8::/32"], True)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["127.1", "0x7f000001", "2130706433", "0177.0.0.1", "localhost", "localhost.", "[::1]", "[::ffff:7f00:1]", "0"],
+)
+def test_no_spelling_of_this_machine_is_reached(
+    receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    for scheme in ("http", "https"):
+        with pytest.raises(send.Refused, match=r"not public|no address"):
+            posted(f"{scheme}://{host}:{receiver.port}/x", monkeypatch, networks=[])
+    assert receiver.hooks == []
+
+
 def test_the_operators_networks_and_public_addresses_over_tls_are_reached() -> None:
     send.check_address("hook", "10.1.2.3", ["10.0.0.0/8"], False)
     send.check_address("hook", "::ffff:10.1.2.3", ["10.0.0.0/8"], False)
