@@ -91,8 +91,12 @@ def run(
     token: Annotated[
         str | None, typer.Option(help="With --on: the token. Default: LOOM_TOKEN, else that of the context.")
     ] = None,
-    ca: Annotated[str | None, typer.Option("--ca", metavar="FILE", help="With --on: your own authority.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="With --on: go without TLS.")] = False,
+    ca: Annotated[
+        str | None, typer.Option("--ca", envvar="LOOM_CA", metavar="FILE", help="With --on: your own authority.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="LOOM_INSECURE", help="With --on: go without TLS.")
+    ] = False,
 ) -> None:
     """Run a command such as python or torchrun: each process of it that trains can be watched and changed.
 
@@ -112,9 +116,7 @@ def run(
     if on is not None:
         from loom.cli.run_on import OnCluster, run_on
 
-        to = OnCluster(
-            on, hosts, per_host, env, detach, token, ca, insecure or bool(os.environ.get("LOOM_INSECURE"))
-        )
+        to = OnCluster(on, hosts, per_host, env, detach, token, ca, insecure)
         raise typer.Exit(run_on(to, command, group, read_start(os.environ.get(START_VARIABLE, "")) or new_start()))
     for option, value in (("--hosts", hosts > 1), ("--per-host", per_host), ("--env", env), ("--detach", detach)):
         if value:

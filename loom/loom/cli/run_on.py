@@ -15,7 +15,8 @@ import typer
 
 from loom.cli.output import say_lines
 from loom.control.run_start import MAX_COMMAND
-from loom.errors import Conflict, LoomError, WaitTimeout, WrongArguments
+from loom.errors import Conflict, LoomError, Unavailable, WaitTimeout, WrongArguments
+from loom.weaver.states import ReplicaState
 
 if TYPE_CHECKING:
     from loom.launch.project import PackageList
@@ -66,19 +67,22 @@ def run_on(to: OnCluster, command: Sequence[str], group: str, run: str) -> int:
     with chosen.explained():
         job = connect(chosen.url, chosen.token, ca=chosen.ca, insecure=chosen.insecure)
     job.print_logs = False
-    try:
-        check_launches(job._calls)
-        check_hosts(to.hosts, len(job.hosts))
-        check_free(job, group)
-        handle = _start(job, command, group, run, per_host, packages, to.hosts)
-    except BaseException as error:
-        with contextlib.suppress(LoomError, KeyboardInterrupt):
-            job.close()
-        if isinstance(error, KeyboardInterrupt):
-            _say("interrupted before it began: nothing runs on the cluster")
-            raise typer.Exit(INTERRUPTED) from None
-        raise
-    return _follow(job, handle, group, run, to.detach)
+    with _one_interrupt():
+        try:
+            check_launches(job._calls)
+            check_hosts(to.hosts, len(job.hosts))
+            check_free(job, group)
+            handle = _start(job, command, group, run, per_host, packages, to.hosts)
+        except BaseException as error:
+            away = job._connection.away
+            with contextlib.suppress(LoomError):
+                job.close()
+            if isinstance(error, KeyboardInterrupt):
+                left = f"; `loom sessions end {job.session}` ends its processes" if away else ""
+                _say(f"interrupted before it began: the command does not run{left}")
+                raise typer.Exit(INTERRUPTED) from None
+            raise
+        return _follow(job, handle, group, run, to.detach)
 
 
 def read_per_host(text: str | None) -> dict[str, int]:
@@ -114,16 +118,19 @@ def check_hosts(wanted: int, there: int) -> None:
 
 
 def check_free(job: Job, group: str) -> None:
-    """Raise `Conflict` if a replica of the group lives."""
-    living = [one.id for one in job.weaver.replicas().values() if one.group == group and one.state in _LIVING]
-    if living:
+    """Raise `Conflict` if a replica of the group lives, as far as the weaver answers."""
+    try:
+        found = job.weaver.replicas().values()
+    except Unavailable:
+        return  # the weaver is away: the ranks report when it is back
+    if living := [one.id for one in found if one.group == group and one.state not in _ENDED]:
         raise Conflict(
             f"a training named {group!r} lives ({living[0]!r}): choose another name with --name, or stop it",
             code="replica_taken",
         )
 
 
-_LIVING = ("running", "paused", "draining", "stalled")
+_ENDED = (ReplicaState.FAILED, ReplicaState.FINISHED)
 
 
 def _start(
@@ -144,6 +151,8 @@ def _start(
     _say(f"synced {folder}: {synced.files} files, {synced.sent_files} sent")
     for warning in synced.warnings:
         _say(warning)
+    if packages is not None:
+        _say(f"the hosts make the environment of {packages.main}, unless they have it")
     launch = Launch(
         run=run,
         name=group,
@@ -170,22 +179,21 @@ def _follow(job: Job, handle: RunHandle, group: str, run: str, detach: bool) -> 
         job.detach()
         _say(come_back(job.session, run, group))
         return 0
-    with _one_interrupt():
-        try:
-            for text in handle.follow():
-                say_lines(text, err=True, nl=False)
-            end = handle.result()
-        except KeyboardInterrupt:
-            _say(f"left running.\n{come_back(job.session, run, group)}")
-            job.detach()
-            raise typer.Exit(INTERRUPTED) from None
-        except LoomError:
-            with contextlib.suppress(LoomError):
-                job.close()
-            raise
-        with contextlib.suppress(WaitTimeout, LoomError):
-            job.flush_logs(LAST_LINES)
-        job.close()
+    try:
+        for text in handle.follow():
+            say_lines(text, err=True, nl=False)
+        end = handle.result()
+    except KeyboardInterrupt:
+        _say(f"left running.\n{come_back(job.session, run, group)}")
+        job.detach()
+        raise typer.Exit(INTERRUPTED) from None
+    except LoomError:
+        with contextlib.suppress(LoomError):
+            job.close()
+        raise
+    with contextlib.suppress(WaitTimeout, LoomError):
+        job.flush_logs(LAST_LINES)
+    job.close()
     if end.status:
         _say(f"rank {end.rank} ended with {end.status}")
     return int(end.status)

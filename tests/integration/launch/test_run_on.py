@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgpack
 import psutil
 import pytest
 
 import loom
 from loom import Actor, endpoint
+from loom.rest_client import Gateway
 from loom_proxy.contexts import ContextFile, GatewayContext
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
@@ -192,6 +194,50 @@ def test_ctrl_c_leaves_it_running_and_says_how_to_come_back(
     assert children_that_run(script)
     subprocess.run([LOOM, "sessions", "end", str(session)], env=asked, check=True, capture_output=True)
     await_true(lambda: not children_that_run(script))
+
+
+def test_an_interrupt_before_it_begins_starts_nothing(start: Start, tmp_path: Path, hosts: LocalCluster) -> None:
+    script = tmp_path / "never_begun.py"
+    script.write_text(LOOP)
+    gateway = Gateway(hosts.url, hosts.token)
+    before = {str(one["name"]) for one in gateway.sessions()}
+    process = start("--name", "never", script.name, "100000")
+    assert process.stderr
+    assert process.stderr.readline().startswith("loom run: synced ")
+    for _ in range(3):
+        os.killpg(process.pid, signal.SIGINT)
+    status, _, err = finish(process)
+    assert (status, "Traceback" in err) == (130, False)
+    if "left running" in err:
+        pytest.skip("it had begun already")
+    assert "interrupted before it began: the command does not run" in err
+    await_true(lambda: {str(one["name"]) for one in gateway.sessions()} <= before)
+    assert not children_that_run(script)
+
+
+def test_pip_makes_the_environment_where_uv_is_missing(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from loom.launch.environment import environment_on_this_host
+from loom.launch.project import find_packages
+made = environment_on_this_host(find_packages(Path(sys.argv[1])), Path(sys.argv[2]))
+print(made.tool, made.python)
+"""
+    base = sys._base_executable  # type: ignore[attr-defined] # beside which there is no uv
+    folders = os.pathsep.join({str(Path(one.__file__).parents[1]) for one in (loom, msgpack)})
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": folders, "HOME": str(tmp_path)}
+    if shutil.which("uv", path=f"{Path(base).parent}:/usr/bin:/bin"):
+        pytest.skip("uv is beside the Python below this environment")
+    (tmp_path / "project").mkdir()
+    with package_index(tmp_path, "1.0") as index:
+        (tmp_path / "project" / "requirements.txt").write_text(f"--index-url {index}\n{NAME}\n")
+        command = [base, "-c", program, str(tmp_path / "project"), str(tmp_path / "made")]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    tool, python = done.stdout.split()
+    assert tool == "pip", done.stderr
+    imported = [python, "-c", f"import {NAME}; print({NAME}.version)"]
+    assert subprocess.run(imported, capture_output=True, text=True, check=True).stdout == "1.0\n"
 
 
 def test_detached_by_a_context_it_goes_on_to_its_end(
