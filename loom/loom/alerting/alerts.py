@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,12 +45,17 @@ MAX_WAITING = 200
 EVERY = 1.0
 """Seconds between two looks at all living runs, at least."""
 
-LOOKED_AT_ONCE = 100
-"""Living runs that one tick looks at."""
+LOOKS_FOR = 0.002
+"""Seconds for which one tick looks at living runs; it looks at one at least."""
 
 BETWEEN = "\x1f"
 
-_log = logging.getLogger(__name__)
+_WHILE_STORED = (AlertKind.NOT_A_NUMBER,)
+_AT_ENDS = (AlertKind.NOT_A_NUMBER, AlertKind.CRASHED, AlertKind.FINISHED)
+"""The kinds that are judged by the commit that stores odd values, and the end of a run."""
+
+_OBSERVING = (AlertKind.DIVERGED, AlertKind.GOODPUT)
+_NOTHING_SEEN = Observations()
 
 Handler = Callable[[Any, Any, float], Any]
 
@@ -153,7 +158,7 @@ class Alerts:
         """Judge what the next commit stores, before it is written: ended runs, odd values and devices."""
         news = self._known.runs.take_news()
         for run in news:
-            self._look(run, now)
+            self._look(run, now, _AT_ENDS if run.ended is not None else _WHILE_STORED)
         for device in self._devices:
             self._look_at_device(device, now)
         self._devices.clear()
@@ -166,10 +171,13 @@ class Alerts:
             self._looked = now
             self._queue.extend(self.living_runs())
             self._forget_incidents(now)
-        for _ in range(min(LOOKED_AT_ONCE, len(self._queue))):
+        until = time.perf_counter() + LOOKS_FOR
+        while self._queue:
             run = self._queue.popleft()
             if run.ended is None and self._known.runs.get(run.id) is run:
-                self._look(run, now)
+                self._look(run, now, OF_RUNS)
+                if time.perf_counter() >= until:
+                    break
 
     def write(self, commit: Commit) -> None:
         """Add to a commit what follows when it is stored."""
@@ -310,21 +318,17 @@ class Alerts:
 
     # ----- Rules, incidents and alerts
 
-    def _look(self, run: Run, now: float) -> None:
-        """Judge the rules that are about a run."""
+    def _look(self, run: Run, now: float, kinds: Collection[AlertKind]) -> None:
+        """Judge the rules of some kinds that are about a run."""
         for rule in self._rules.values():
-            condition = OF_RUNS.get(rule.view.rule)
-            if condition is None or not rule.means(run):
+            kind, key = rule.view.rule, (rule.view.id, run.id)
+            if run.ended is not None:
+                self._seen.pop(key, None)
+            if kind not in kinds or not rule.means(run):
                 continue
-            if run.ended is not None and rule.view.rule not in (
-                AlertKind.CRASHED,
-                AlertKind.FINISHED,
-                AlertKind.NOT_A_NUMBER,
-            ):
-                continue
-            seen = self._seen.setdefault((rule.view.id, run.id), Observations())
+            seen = self._seen.setdefault(key, Observations()) if kind in _OBSERVING else _NOTHING_SEEN
             looked = Looked(run, run.odd, self._known.goodput, seen, self._started, now)
-            self._judge(rule, run.id, run, condition(rule, looked), now)
+            self._judge(rule, run.id, run, OF_RUNS[kind](rule, looked), now)
         run.odd = {}
 
     def _look_at_device(self, device: str, now: float) -> None:
@@ -456,10 +460,9 @@ class Alerts:
         self._seen = {key: one for key, one in self._seen.items() if key[0] != rule}
 
     def _forget_incidents(self, now: float) -> None:
-        """Forget what was seen of runs that have ended, and look at the devices of incidents again."""
+        """Forget the incidents of runs that have ended, and look at the devices of incidents again."""
         runs = self._known.runs
         living = {run.id for run in self._queue}
-        self._seen = {key: one for key, one in self._seen.items() if key[1] in living}
         for key in list(self._incidents):
             rule, subject = self._rules[key[0]], key[1]
             if subject.startswith("device "):

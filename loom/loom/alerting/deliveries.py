@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import logging
 import os
 import shutil
 import socket
@@ -50,8 +49,6 @@ MAX_DISKS = 64
 
 _FOLDERS = ("output_dir", "checkpoint_dir", "checkpoint_folder", "checkpoints", "save_dir", "default_root_dir")
 """Keys of configurations that name the folder of a run's checkpoints."""
-
-_log = logging.getLogger(__name__)
 
 Try = Callable[[Path, bytes], AttemptOutcome]
 

@@ -451,6 +451,23 @@ def test_what_waits_for_a_dead_receiver_takes_no_room_from_another(
     ]
 
 
+def test_a_tick_looks_at_living_runs_for_a_short_time_and_goes_on_with_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule(bench, "no_progress", seconds=30.0)
+    living = [Threadlet(bench, f"train{number}_0", group=f"train{number}") for number in range(3)]
+    bench.wait(1.0, *living)
+    monkeypatch.setattr(bounds, "LOOKS_FOR", 0.0)
+    bench.now += 60.0
+    counts = []
+    for _ in range(4):
+        bench.now += 0.1
+        bench.weaver.known.alerts.tick(bench.now)
+        counts.append(len(log(bench)))
+
+    assert counts == [1, 2, 3, 3]
+
+
 def test_incidents_are_bounded_and_those_of_ended_runs_make_room(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
