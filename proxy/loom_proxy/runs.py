@@ -16,12 +16,14 @@ from loom.wire.mux import After
 from loom.wire.plain import shortened
 from loom_proxy.futures.future import FutureProxy
 from loom_proxy.logs import print_text
+from loom_proxy.notebook.html import run_html
+from loom_proxy.notebook.live import LiveHtml, Shown
 from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
 
 
-class RunHandle:
+class RunHandle(Shown):
     """A function that runs, or has run, in the driver, from ``job.run(fn, detach=True)`` or ``job.runs()``.
 
     Awaiting a handle returns the function's result. The run goes on while no client is connected; a later
@@ -122,6 +124,12 @@ class RunHandle:
         if not self.done():
             self.started, self.finished = started, finished
             self.status = status  # last, since the others are read once the run has ended
+
+    def _live(self) -> LiveHtml:
+        return LiveHtml(self._repr_html_, self.done)
+
+    def _repr_html_(self) -> str:
+        return run_html(self.name, self.status, self.started, self.finished)
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.name!r} {self.status}>"

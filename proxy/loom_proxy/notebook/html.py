@@ -10,6 +10,7 @@ import itertools
 import json
 import reprlib
 import secrets
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -256,6 +257,16 @@ def future_html(state: str, timing: Timing | None, error: BaseException | None, 
     elif state == "pending":
         parts.append(f'<div style="{_SMALL}">.get(timeout) waits for it, and so does await</div>')
     return _block(*parts)
+
+
+def run_html(name: str, status: str, started: float | None, finished: float | None) -> str:
+    """Return a function that runs, or has run, in the driver: its name, its state, and its start or duration."""
+    colour = {"running": RankState.STARTING, "done": RankState.ALIVE, "failed": RankState.FAILED}
+    shade = _COLOURS[colour.get(status, RankState.STOPPED)]
+    badge = f'<span style="{_CELL};color:#fff;background:{shade}">{fit_html(status)}</span>'
+    since = "" if started is None else f"since {time.strftime('%H:%M:%S', time.localtime(started))}"
+    small = since if started is None or finished is None else f"{finished - started:,.1f} s"
+    return _block(_line(f"<b>{fit_html(name)}</b> {badge}", small))
 
 
 def _cut(text: str, limit: int) -> str:

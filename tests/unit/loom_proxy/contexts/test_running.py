@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from loom.errors import InvalidAddress
-from loom_proxy.contexts import ContextFile, GatewayContext, Origin, choose_gateway, find_gateway
+from loom.errors import InvalidAddress, UnknownContext
+from loom_proxy.contexts import ContextFile, GatewayContext, Origin, choose_gateway, find_gateway, named_gateway
 from loom_proxy.running_cluster import announced, find_running
 
 
@@ -62,3 +62,20 @@ def test_what_a_killed_one_leaves_behind_is_none(tmp_path: Path) -> None:
     assert find_running(path) is None
     with announced(path, "ws://127.0.0.1:2", "b") as again:
         assert again
+
+
+def test_a_gateway_is_named_by_its_context_or_by_its_address(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ContextFile(config / "contexts.json").add(GatewayContext("prod", "wss://there", ca="ca.pem"), "of prod")
+    for named in ("prod", "wss://there", "wss://there/"):
+        found = named_gateway(named)
+        assert (found.url, found.token, found.ca, found.context) == ("wss://there", "of prod", "ca.pem", "prod")
+    with pytest.raises(UnknownContext, match="there are: prod"):
+        named_gateway("test")
+
+    with announced(config / "up.json", "ws://127.0.0.1:1", "of up"):
+        assert named_gateway("ws://127.0.0.1:1/").token == "of up"
+        assert named_gateway("ws://127.0.0.1:2").token is None
+        monkeypatch.setenv("LOOM_TOKEN", "given")
+        assert named_gateway("ws://127.0.0.1:1").token == "given"
+        assert named_gateway("ws://127.0.0.1:2").token == "given"
+        assert named_gateway("prod", "mine").token == "mine"

@@ -13,7 +13,7 @@ import pytest
 from loom.errors import ScopeError, WeaverUnavailable
 from loom.weaver.run_views import RunRecord
 from loom_proxy.notebook import live
-from loom_proxy.notebook.html import runs_html
+from loom_proxy.notebook.html import run_html, runs_html
 from loom_proxy.notebook.live import LiveHtml, Shown
 from loom_proxy.notebook.live_runs import LiveRuns
 from tests.support.gateways import await_true
@@ -249,6 +249,18 @@ def test_marimo_shows_the_static_html_without_anywidget(monkeypatch: pytest.Monk
     monkeypatch.setattr(live.importlib.util, "find_spec", lambda name: None)
     assert Thing()._display_() == ("html", "<i>thing</i>")
     assert Thing()._repr_mimebundle_() == {}
+
+
+def test_a_function_that_runs_has_its_name_its_state_and_its_time() -> None:
+    assert "since " in run_html("<fit>", "running", 1_000.0, None)
+    ended = run_html("<fit>", "failed", 1_000.0, 1_012.3)
+    assert ("12.3 s" in ended, "failed" in ended, "&lt;fit&gt;" in ended, "since" in ended) == (
+        True,
+        True,
+        True,
+        False,
+    )
+    assert "since" not in run_html("fit", "cancelled", None, None)
 
 
 def test_runs_are_a_table_whose_texts_are_escaped() -> None:
