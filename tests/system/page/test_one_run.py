@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +16,7 @@ from loom_proxy.weaver.client import WeaverProxy
 from tests.support.bending import LATER, RATE, bending
 from tests.support.browser import Tab, signed_in, tab
 from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of
+from tests.support.page_training import GROUP, Fitting
 from tests.support.weavers import await_weaver
 
 LIVING = "one-that-lives"
@@ -127,6 +130,7 @@ def test_what_a_rank_refuses_says_why_and_is_not_shown_as_done(seen: Tab) -> Non
     page.get_by_test_id("run-config").get_by_test_id("apply").click()
     status = page.get_by_test_id("run-control").get_by_test_id("command-status")
     expect(status).to_contain_text("a learning rate is larger than 0")
+    expect(key(page, "learning_rate").get_by_test_id("value")).to_have_value("-1")  # to mend it
     refused = mark(page, "command", "learning_rate = -1 refused")
     refused.get_by_role("button").first.click()
     expect(page.get_by_test_id("mark")).to_contain_text("3 ranks refused it")
@@ -287,3 +291,19 @@ def test_a_stopped_run_says_by_whom(seen: Tab) -> None:
     page.get_by_test_id("confirm").get_by_role("button", name="Stop").click()
     expect(page.get_by_test_id("cause")).to_contain_text("stopped by")
     expect(page.get_by_test_id("run-control")).to_have_count(0)
+
+
+def test_a_run_of_a_session_has_the_log_of_its_lead_and_the_last_lines_of_the_dead(
+    browser: Browser, trained: Fitting
+) -> None:
+    """The last test: it kills a rank."""
+    first = trained.replicas[1]
+    with signed_in(browser, trained.gateway.url, TOKEN) as opened:
+        page = opened.page
+        opened.open(f"runs/{GROUP}")
+        expect(page.get_by_test_id("log")).to_contain_text(re.compile(r"step \d+ of rank 0"))
+        expect(page.get_by_test_id("axis-samples")).to_be_disabled()
+        os.kill(trained.job.weaver.replicas()[first].pid, signal.SIGKILL)
+        expect(mark(page, "crashed", f"crashed: {GROUP}_1")).to_be_visible()
+        expect(page.get_by_test_id("last-lines")).to_contain_text("a hundred more of rank 1")
+        expect(curve(page)).to_be_visible()

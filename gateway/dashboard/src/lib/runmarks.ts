@@ -13,6 +13,11 @@ export function changesOf(mark: RunMark): Record<string, Change> {
   return (mark['changes'] as Record<string, Change> | undefined) ?? {};
 }
 
+/** Return a text that only this mark of a run has: marks of one event have other kinds. */
+export function keyOf({ kind, event }: RunMark): string {
+  return `${kind} ${event}`;
+}
+
 /** Return a short sentence for a mark. */
 export function titleOf(mark: RunMark): string {
   const several = plural(amount(mark, 'count'), 'process', 'processes');
