@@ -21,7 +21,7 @@ from tests.support.weaver_training import training
 SIZE = {"width": 1280, "height": 800}
 
 VIEWS = (
-    *("overview", "replicas", "devices", "steering", "goodput", "chaos", "sessions", "meshes"),
+    *("overview", "runs", "replicas", "devices", "steering", "goodput", "chaos", "sessions", "meshes"),
     "replicas/pretrain_0",
 )
 
