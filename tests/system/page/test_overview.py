@@ -93,7 +93,7 @@ def test_a_process_that_dies_is_named_by_its_replica(seen: Tab, trained: Fitting
     page = seen.page
     seen.open("overview")
     with training(trained.job.weaver.address(), "victim_0", group="victims") as (victim,):
-        expect(page.get_by_test_id("events")).to_contain_text("victim_0")
+        expect(page.get_by_test_id("events")).to_contain_text(re.compile(r"victims\s*began"))
         victim.process.kill()
         row = page.get_by_test_id("events").get_by_role("listitem").filter(has_text="failed: ").first
         expect(row.get_by_role("link")).to_have_text("victim_0")
