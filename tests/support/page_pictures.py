@@ -1,6 +1,7 @@
 """Takes the pictures of the page in ``docs/pictures``: ``python -m tests.support.page_pictures [FOLDER]``.
 
 Of a real training of eight processes in two groups, in which learning rates were changed and a process was killed.
+And of a run that crashed and went on, whose loss bends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from playwright.sync_api import Browser, expect
 import loom
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
+from tests.support.bending import LATER, bending
 from tests.support.browser import BOUND, chromium, signed_in
 from tests.support.gateways import await_true
 from tests.support.paths import ROOT
@@ -48,6 +50,25 @@ def take(folder: Path) -> None:
                 _of_each_view(browser, cluster, folder, scheme)
 
 
+def take_run(folder: Path) -> None:
+    """Take pictures of a run whose loss bends, after it crashed and went on."""
+    with LocalCluster() as cluster, loom.connect(cluster.url, cluster.token) as job, chromium() as browser:
+        address = job.weaver.address()
+        with bending(address, "bend", 4, "--crash-at", "500") as processes:
+            for process in processes:
+                process.wait(BOUND)
+        with bending(address, "bend", 4, "--begin", "400", again=True):
+            await_true(lambda: (job.weaver.run("bend").info.step or 0) > 1200)
+            job.weaver.update_config("bend", learning_rate=LATER).get(BOUND)
+            await_true(lambda: (job.weaver.run("bend").info.step or 0) > 2200)
+            for scheme in ("light", "dark"):
+                with signed_in(browser, cluster.url, cluster.token, viewport=SIZE, color_scheme=scheme) as opened:
+                    opened.open("runs/bend?smooth=0.7")
+                    expect(opened.page.get_by_test_id("flag").first).to_be_visible()
+                    opened.page.wait_for_timeout(2_000)
+                    opened.page.screenshot(path=folder / f"run-{scheme}.png")
+
+
 def _of_each_view(browser: Browser, cluster: LocalCluster, folder: Path, scheme: str) -> None:
     with signed_in(browser, cluster.url, cluster.token, viewport=SIZE, color_scheme=scheme) as opened:
         opened.page.wait_for_timeout(30_000 if scheme == "light" else 5_000)  # curves have to have some points
@@ -66,4 +87,6 @@ def _of_each_view(browser: Browser, cluster: LocalCluster, folder: Path, scheme:
 
 
 if __name__ == "__main__":
-    take(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures")
+    where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
+    take(where)
+    take_run(where)
