@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from loom.cli.options import Json, UserAccess, asking
-from loom.cli.output import counted, print_json, say, show, when
+from loom.cli.output import counted, print_json, say, say_lines, show, when
 from loom.errors import LoomError
 from loom.weaver.alert_views import Alert, AlertKind, AlertRule, DeliveryState
 
@@ -118,11 +118,8 @@ def try_(
     if as_json:
         print_json(alert.to_body())
     else:
-        say(
-            "\n".join(
-                [f"{alert.id} on the page", *(f"{one.to}: {_outcome(alert, one.to)}" for one in alert.deliveries)]
-            )
-        )
+        outcomes = (f"{one.to}: {_outcome(alert, one.to)}" for one in alert.deliveries)
+        say_lines("\n".join([f"{alert.id} on the page", *outcomes]))
     if any(one.state is not DeliveryState.SENT for one in alert.deliveries):
         raise LoomError("the test was not delivered everywhere")
 

@@ -197,6 +197,7 @@ MOST_PATIENCE = 300.0
 ASK_AFTER = 5.0  # seconds without a weaver after which a gateway is asked for its address
 ASK_EVERY = 10.0  # seconds between two such questions, at least
 GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and close the connection
+STORED_WITHIN = 1.0  # seconds in which a weaver that answers goodbyes stores one
 LOST_LATELY = 10.0
 """Seconds after a connection is lost in which a process that ends waits for the weaver to come back."""
 COMES_BACK_WITHIN = 5.0
@@ -273,7 +274,7 @@ class WeaverLink:
         self._goodbye: Bye | Leaving = Bye("", TrainingEnding.FINISHED)
         self._deadline = 0.0  # when `close` gives up, on the monotonic clock
         self._closing = threading.Event()
-        self._until = 0.0  # when a process that ends gives up a weaver that it has lost lately
+        self._closed = math.inf  # when `close` was called
         self._lost = -math.inf  # when the last connection was lost
         self._confirms = False  # whether the weaver that is or was connected tells that a goodbye is stored
         self._said = False  # whether the goodbye is stored, or nothing more can be done for it
@@ -341,12 +342,12 @@ class WeaverLink:
         self._goodbye = goodbye
         self._deadline = now = time.monotonic()
         self._deadline += timeout
-        lately = self.connected or now < self._lost + LOST_LATELY
-        self._until = now + COMES_BACK_WITHIN if self._confirms and lately else 0.0
+        self._closed = now
         self._closing.set()
         self.wake()
         if self._thread.is_alive():
-            self._thread.join(max(timeout, self._until - now) + 2 * GOODBYE_TIMEOUT)
+            self._thread.join(timeout + 2 * GOODBYE_TIMEOUT)
+            self._thread.join(max(0.0, self._gives_up_at - time.monotonic()))
 
     def abandon(self) -> None:
         """Release the parent's sockets, in a forked child, without sending anything or shutting them down."""
@@ -391,9 +392,15 @@ class WeaverLink:
         _close(self._wake_receiver)
         _close(self._wake_sender)
 
+    @property
+    def _gives_up_at(self) -> float:
+        """When a process that ends gives up a weaver that it has lost lately; 0 if it has not."""
+        lately = self._confirms and self._lost > self._closed - LOST_LATELY
+        return self._closed + COMES_BACK_WITHIN if lately else 0.0
+
     def _comes_back(self) -> bool:
         """Return, after a moment, whether a process that ends tries once more to say goodbye."""
-        if self._said or time.monotonic() > self._until:
+        if self._said or time.monotonic() > self._gives_up_at:
             return False
         time.sleep(RETRY_AT_END)
         return True
@@ -450,7 +457,7 @@ class WeaverLink:
         """Return the weaver's answer to the hello, and the frames that came after it."""
         deadline = time.monotonic() + WELCOME_TIMEOUT
         while (left := deadline - time.monotonic()) > 0:
-            if self._closing.is_set() and time.monotonic() > max(self._deadline, self._until):
+            if self._closing.is_set() and time.monotonic() > max(self._deadline, self._gives_up_at):
                 raise ConnectionOver("this process ends")
             frames = connection.exchange(min(left, 0.5 if self._closing.is_set() else left))
             if not frames:
@@ -560,8 +567,8 @@ class WeaverLink:
         if not welcome.exits:
             goodbye = Bye(goodbye.reason, goodbye.ending if welcome.endings else goodbye.ending.plain)
         connection.put(goodbye)
-        deadline = time.monotonic() + GOODBYE_TIMEOUT
         self._said = not welcome.goodbyes
+        deadline = time.monotonic() + (STORED_WITHIN if welcome.goodbyes else GOODBYE_TIMEOUT)
         with contextlib.suppress(OSError, ConnectionOver, ProtocolMismatch):
             while (connection.waiting or not self._said) and (left := deadline - time.monotonic()) > 0:
                 self._said |= any(frame[0] == GoodbyeStored.KIND for frame in connection.exchange(left))

@@ -11,6 +11,12 @@ from loom.threadlet import link
 from tests.unit.loom.threadlet.fake_weaver import BOUND, Connection, FakeWeaver, Make
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "STORED_WITHIN", BOUND)
+    monkeypatch.setattr(link, "COMES_BACK_WITHIN", BOUND)
+
+
 def stored(connection: Connection) -> None:
     connection.send("goodbye_stored")
     connection.close()
@@ -94,9 +100,10 @@ def test_a_weaver_that_was_lost_long_ago_is_not_waited_for(
     monkeypatch.setattr(link, "LOST_LATELY", 0.0)
     monkeypatch.setattr(link, "COMES_BACK_WITHIN", 10 * BOUND)
     one = threadlet()
-    weaver.welcome(goodbyes=True)
-    weaver.stop()
     assert one._link is not None
+    weaver.welcome(goodbyes=True)
+    assert one._link.welcomed.wait(BOUND)
+    weaver.stop()
     while one._link.connected:
         time.sleep(0.01)
 
