@@ -21,7 +21,7 @@ from loom.rest_client import Gateway
 from loom_proxy.contexts import ContextFile, GatewayContext
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.support.gateways import BOUND, await_true
+from tests.support.gateways import BOUND, TOKEN, await_true, gateway_of
 from tests.support.package_index import NAME, package_index
 
 pytestmark = pytest.mark.slow
@@ -165,6 +165,21 @@ def test_a_host_that_dies_ends_the_ranks_of_the_others(
     assert "Traceback" not in err
     assert "error: " in err
     await_true(lambda: not children_that_run(script))
+
+
+def test_it_is_followed_through_the_death_of_the_gateway(hosts: LocalCluster, start: Start, tmp_path: Path) -> None:
+    wait = "while not pathlib.Path(sys.argv[1]).exists():\n    time.sleep(0.05)\n"
+    program = f"import pathlib, sys, time\nprint('begins')\n{wait}print('ends')\nraise SystemExit(3)\n"
+    (tmp_path / "waits.py").write_text(program)
+    with gateway_of(hosts) as gateway:
+        process = start("waits.py", str(tmp_path / "go_on"), on=gateway.url, env={"LOOM_TOKEN": TOKEN})
+        assert process.stdout
+        assert process.stdout.readline() == "begins\n"
+        gateway.end()
+        gateway.start()
+        (tmp_path / "go_on").touch()
+        status, out, err = finish(process)
+    assert (status, out) == (3, ["ends"]), err
 
 
 def test_ctrl_c_leaves_it_running_and_says_how_to_come_back(
