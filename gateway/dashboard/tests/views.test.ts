@@ -66,6 +66,8 @@ vi.setConfig({ testTimeout: 30_000 });
 describe('each view', () => {
   it.each([
     ['#/overview', 'Overview'],
+    ['#/runs', 'Runs'],
+    ['#/compare/a/b', 'Compare'],
     ['#/replicas', 'Replicas'],
     ['#/replicas/train_0%40s1', 'train_0'],
     [`#/replicas/${encodeURIComponent(HOSTILE)}`, HOSTILE],
@@ -337,5 +339,31 @@ describe('ten thousand replicas', () => {
     expect(rows('acknowledgements')[0]!.textContent).toContain('taken by the program');
     expect(find('command-status')!.textContent).toContain('taken by the program');
     expect(find('command-status')!.textContent).not.toContain('applied');
+  });
+});
+
+describe('the table of runs', () => {
+  it('has hostile names, keys and values as text, and keys move, select and compare', async () => {
+    const hostile = { tags: [HOSTILE], config: { [HOSTILE]: HOSTILE }, summary: { [HOSTILE]: [1, 1, 1, 1] as const } };
+    const listed = ['b', 'a'].map((name) => run(`${HOSTILE}${name}`, { ...hostile, id: name, state: 'completed', ended: 2000, config: { [HOSTILE]: `${HOSTILE}${name}` } } as object));
+    vi.stubGlobal('fetch', () => Promise.resolve(new Response(JSON.stringify({ runs: listed }), { headers: { 'content-type': 'application/json' } })));
+    const page = await open('#/runs');
+    await vi.waitFor(() => expect(page.querySelectorAll('[data-run]')).toHaveLength(2));
+    expect(page.querySelector('img')).toBeNull();
+    expect(page.querySelector('[data-run="a"]')!.textContent).toContain(HOSTILE);
+    const table = find('run-table')!;
+    const press = (key: string, target: HTMLElement | Window = table): void => {
+      target.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+      flushSync();
+    };
+    table.focus();
+    flushSync();
+    press('x');
+    press('ArrowDown');
+    press('x');
+    expect(find('run-actions')!.textContent).toContain('2 selected');
+    expect(table.getAttribute('aria-activedescendant')).toBe('run-row-1');
+    press('c', window);
+    expect(location.hash).toBe('#/compare/b/a');
   });
 });

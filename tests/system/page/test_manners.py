@@ -14,6 +14,8 @@ from tests.support.weaver_training import training
 
 VIEWS = (
     "overview",
+    "runs",
+    "compare/trainers",
     "replicas",
     "devices",
     "steering",
