@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loom.errors import BranchRefused
 from loom.weaver.run_views import MetricSummary, RunComparison, RunDetails, RunRecord
 from loom_proxy.weaver.methods import WeaverMethods
 from loom_proxy.weaver.runs import TrainingRun
@@ -70,6 +74,52 @@ def test_edits_and_comparisons_name_the_run() -> None:
     assert run.tags == ("best",)
     assert run.compare(other, step=3).step == 3
     assert weaver.asked[-1] == ("compare_runs", {"run": "abc123", "other": "def456", "step": 3})
+
+
+def test_a_branch_is_the_run_that_the_weaver_answers_with() -> None:
+    weaver = Weaver()
+
+    branch = weaver.run("train").branch(step=900, set={"lr": "0.5x"}, replace=True)
+
+    assert weaver.asked[1] == ("branch_run", {"run": "abc123", "step": 900, "set": {"lr": "0.5x"}, "replace": True})
+    assert branch.tags == ("best",)
+
+
+@pytest.mark.parametrize(
+    ("state", "host", "refused"),
+    [("completed", socket.gethostname(), False), ("completed", "elsewhere", True), ("running", "here", True)],
+)
+def test_an_ended_run_is_branched_on_its_host_alone(
+    state: str, host: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended(Weaver):
+        def _answer(self, operation: str, **arguments: Any) -> Any:
+            if operation == "branch_run":
+                raise BranchRefused("none of its processes lives")
+            found = super()._answer(operation, **arguments)
+            start = {"host": host, "folder": str(tmp_path)}
+            return {**found, "state": state, "start": start} if operation == "run" else found
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        started.append(command[3:])
+        failed = "--step" not in command
+        return subprocess.CompletedProcess(command, int(failed), '{"run": "def456"}', "error: no checkpoint\n")
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", run)
+    weaver = Ended()
+    if refused:
+        with pytest.raises(BranchRefused, match="none of its processes lives"):
+            weaver.run("train").branch()
+        return
+
+    weaver.run("train").branch(step=900, set={"lr": "0.5x", "on": True})
+
+    words = ["branch", "abc123", "--detach", "--json", "--step", "900", "--set", "lr=0.5x", "--set", "on=true"]
+    assert started == [words]
+    assert weaver.asked[-1] == ("run", {"id": "def456"})
+    with pytest.raises(BranchRefused, match="no checkpoint"):
+        weaver.run("train").branch()
 
 
 def test_runs_and_curves_become_data_frames() -> None:
