@@ -23,6 +23,8 @@ _TRAINER = re.compile(r"checkpoint-(\d+)")
 _STORE = re.compile(r"\d+-step-(\d+)")
 _STEP = re.compile(r"step[-_=]?0*(\d+)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
+_OF_PARTS = re.compile(r"(?i)(step|checkpoint|ckpt|iter)[-_=]?\d+$")
+"""The end of the name of a folder with several distributed checkpoints, which belong together."""
 
 MAX_DEPTH = 3
 """Folders below the given one in which checkpoints are looked for, such as Lightning's versions."""
@@ -80,6 +82,14 @@ def choose(folders: Sequence[str], step: int | None, run: str) -> tuple[FoundOnD
     )
 
 
+def part_of_checkpoint(path: str) -> str:
+    """Return a path below the checkpoint that it is part of, such as ``optimizer``; empty if it is not."""
+    for one in (Path(path), *Path(path).parents):
+        if _layout(one) is not None:
+            return os.path.relpath(path, one) if one != Path(path) else ""
+    return ""
+
+
 def _walk(path: Path, depth: int) -> Iterator[tuple[Path, int]]:
     """Return what may be checkpoints, from a folder down; nothing within one is another one."""
     yield path, depth
@@ -102,6 +112,10 @@ def _layout(path: Path) -> CheckpointLayout | None:
         return CheckpointLayout.STORE
     if (path / ".metadata").is_file() and _NUMBER.search(path.name):
         return CheckpointLayout.DISTRIBUTED
+    if _OF_PARTS.search(path.name):
+        parts = [one.parent.name for one in path.glob("*/.metadata")]
+        if parts and not any(_OF_PARTS.search(one) or one.isdecimal() for one in parts):
+            return CheckpointLayout.DISTRIBUTED
     return None
 
 

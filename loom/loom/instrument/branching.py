@@ -15,15 +15,27 @@ from types import ModuleType
 from typing import Any
 
 from loom.branches.branch import FOLDER_KEY, Branch, is_loaded, note_loaded, own_branch, resumed_from
+from loom.branches.checkpoints import part_of_checkpoint
 from loom.instrument.training import guarded
 
 _log = logging.getLogger("loom")
 
 
-def tell_folder(path: str | os.PathLike[str]) -> None:
-    """Report the folder of this process's checkpoints."""
+_told_by_trainer = False
+
+
+def tell_folder(path: str | os.PathLike[str], by_trainer: bool = True) -> None:
+    """Report the folder of this process's checkpoints.
+
+    Args:
+        by_trainer: whether a trainer tells it; parts of its checkpoints may be written by another library.
+    """
     from loom.threadlet.threadlet import report_of_process  # which processes that never train have no need of
 
+    global _told_by_trainer
+    if _told_by_trainer and not by_trainer:
+        return
+    _told_by_trainer = by_trainer
     report_of_process(FOLDER_KEY, os.path.abspath(path))
 
 
@@ -129,7 +141,7 @@ def hook_distributed(module: ModuleType) -> None:
 @guarded("distributed checkpoints")
 def _note_writer(path: Any = None, **_: Any) -> None:
     if path is not None and not hasattr(path, "protocol"):
-        tell_folder(os.path.dirname(os.path.abspath(path)))
+        tell_folder(os.path.dirname(os.path.abspath(path)), by_trainer=False)
 
 
 def _before_made(kind: Any, note: Callable[..., object]) -> None:
@@ -162,7 +174,7 @@ def _written(branch: Branch, path: Any) -> Any:
     to = branch.redirected(os.fspath(path))
     if os.path.islink(to):  # the checkpoint from which the branch began, where the script looks for it
         os.unlink(to)
-    tell_folder(os.path.dirname(os.path.abspath(to)))
+    tell_folder(os.path.dirname(os.path.abspath(to)), by_trainer=False)
     return to
 
 
@@ -172,12 +184,13 @@ def _read(branch: Branch, path: Any) -> Any:
     checkpoint = os.path.realpath(resumed_from(branch)[1])
     if branch.redirected(asked) == asked and not branch.owns(asked):
         return path  # of something else, such as a model to begin with
-    if not is_loaded() and asked != checkpoint:
-        _log.warning("the branch loads %s, though the program asks for %s", checkpoint, path)
-    if not is_loaded() or not branch.owns(asked):
-        note_loaded()
-        return checkpoint
-    return path
+    if is_loaded() and branch.owns(asked):
+        return path
+    to = os.path.normpath(os.path.join(checkpoint, part_of_checkpoint(asked)))
+    if asked != to and not is_loaded():
+        _log.warning("the branch loads %s, though the program asks for %s", to, path)
+    note_loaded()
+    return to
 
 
 def _load(branch: Branch) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loom.branches.checkpoints import CheckpointLayout, checkpoints_in, choose
+from loom.branches.checkpoints import CheckpointLayout, checkpoints_in, choose, part_of_checkpoint
 from loom.errors import NotFound
 
 
@@ -86,6 +86,18 @@ def test_those_of_distributed_checkpoints_have_the_step_in_the_name(tmp_path: Pa
     (tmp_path / "step-1000").mkdir()  # is being written
 
     assert steps(tmp_path) == [(step, CheckpointLayout.DISTRIBUTED)]
+
+
+def test_distributed_checkpoints_that_belong_together_are_one(tmp_path: Path) -> None:
+    for part in ("model", "optimizer_0"):
+        distributed(tmp_path / "step_40", part)
+
+    distributed(tmp_path / "ckpt-2", "step-50")  # a folder of checkpoints, and none itself
+
+    assert steps(tmp_path) == [(40, CheckpointLayout.DISTRIBUTED), (50, CheckpointLayout.DISTRIBUTED)]
+    assert steps(tmp_path / "ckpt-2") == [(50, CheckpointLayout.DISTRIBUTED)]
+    assert part_of_checkpoint(str(tmp_path / "step_40" / "model")) == "model"
+    assert part_of_checkpoint(str(tmp_path / "step_40")) == part_of_checkpoint(str(tmp_path / "missing")) == ""
 
 
 def test_those_of_a_store_are_listed_by_their_manifests(tmp_path: Path) -> None:

@@ -121,10 +121,10 @@ def test_distributed_checkpoints_are_read_from_the_branchs_and_written_beside(
     dcp.save({"step": torch.tensor(21)}, checkpoint_id=f"{half.own}/step-20", no_dist=True)
 
     assert loaded["step"] == 20
-    assert "though the program asks for" in caplog.text
+    assert caplog.text.count("though the program asks for") == 1
     assert Path(half.own, "step-30", ".metadata").is_file()
     assert not Path(half.folder).exists()
-    dcp.load(loaded, checkpoint_id=f"{half.own}/beginning/step-20", no_dist=True)
+    dcp.load(loaded, checkpoint_id=half.checkpoint, no_dist=True)
     assert loaded["step"] == 20  # that of the link's place is another one now
 
 
@@ -170,10 +170,24 @@ def test_outside_a_branch_the_hooks_change_nothing_but_note_the_folder(
         hook(SimpleNamespace(Trainer=kind, CheckpointManager=kind))  # type: ignore[arg-type]
         assert "__init__" not in vars(kind)
     told: list[str] = []
-    monkeypatch.setattr(branching, "tell_folder", told.append)
+    monkeypatch.setattr(branching, "tell_folder", lambda path, by_trainer: told.append(path))
     writer = type("FileSystemWriter", (), {"__init__": lambda self, path: None})
     branching.hook_distributed(SimpleNamespace(FileSystemWriter=writer))  # type: ignore[arg-type]
 
     writer(str(tmp_path / "step-1"))  # type: ignore[call-arg]
 
     assert told == [str(tmp_path)]
+
+
+def test_a_trainers_folder_holds_though_its_checkpoints_have_parts_of_another_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr("loom.threadlet.threadlet.report_of_process", lambda key, value: told.append((key, value)))
+    monkeypatch.setattr(branching, "_told_by_trainer", False)
+
+    branching.tell_folder("/kept", by_trainer=False)
+    branching.tell_folder("/out")
+    branching.tell_folder("/out/checkpoint-10", by_trainer=False)
+
+    assert told == [("checkpoint_folder", "/kept"), ("checkpoint_folder", "/out")]
