@@ -92,9 +92,18 @@ function isTold(event: WeaverEvent, told: ReadonlyMap<string, readonly number[]>
   return told.get(`${event.kind} ${groupOf(event)}`)?.some((time) => Math.abs(time - event.time) <= TOGETHER) ?? false;
 }
 
+/** The keys of events that were looked at before: with each new event, all are looked at again. */
+const keys = new WeakMap<WeaverEvent, string>();
+
 /** Return the same text for events of one line; null for an event that stands alone. */
 function keyOf(event: WeaverEvent): string | null {
   if (event.replica === null) return null;
+  let key = keys.get(event);
+  if (key === undefined) keys.set(event, (key = madeKey(event)));
+  return key;
+}
+
+function madeKey(event: WeaverEvent): string {
   const { kind } = event;
   const changed = Object.entries(changesOf(event)).map(([key, one]) => [key, one.new]);
   if (ANSWERS.has(kind)) return JSON.stringify([kind, event['command'], changed, event['reason'] ?? null]);
