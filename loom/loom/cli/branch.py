@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -152,6 +153,9 @@ def _named(
     """Return a start with the name of the branch, which no run has that is not replaced."""
     if replaces and name is None:
         return start.with_name(parent.name)
+    if name is None and os.environ.get(START_VARIABLE) == start.id:
+        with contextlib.suppress(NotFound):  # another host has begun it
+            return start.with_name(weaver.run(start.id).info.name)
     if name is None:
         taken = {one.info.name for one in weaver.runs(f"{parent.name}-at-*", limit=1000)}
         return start.with_name(branch_name(parent.name, start.branch.step, taken))

@@ -114,6 +114,26 @@ def test_its_name_is_no_other_runs(tmp_path: Path) -> None:
         named("train", False)
 
 
+def test_a_second_host_joins_the_branch_that_the_first_one_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(tmp_path / "out", 30)
+    parent = details(tmp_path)
+    weaver: Any = Weaver(parent, ("train-at-30",))
+    monkeypatch.setenv("LOOM_RUN_ID", "both")
+
+    def run(id: str) -> Any:
+        if id != "both":
+            raise NotFound(id)
+        return SimpleNamespace(info=SimpleNamespace(name="train-at-30"))
+
+    weaver.run = run
+    start = plan(parent)
+    assert (start.id, command._named(weaver, parent, start, None, False).name) == ("both", "train-at-30")
+    monkeypatch.setenv("LOOM_RUN_ID", "first")  # that of the run itself, as in one of its processes
+    assert plan(parent).id != "first"
+
+
 def test_other_code_than_the_runs_is_said(tmp_path: Path) -> None:
     trainer(tmp_path / "out", 30)
 
