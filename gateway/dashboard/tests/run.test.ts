@@ -196,6 +196,13 @@ describe('marks of a run', () => {
     expect(flagsOf([0, 40].map((x, event) => ({ mark: mark('stalled', { event }), x })), [0, 1000], 1000)[0]!.room).toBe(0); // no word has room
   });
 
+  it('have words for what somebody did before those for a start', () => {
+    const [start, change] = flagsOf([{ mark: mark('started', { count: 4 }), x: 0 }, { mark: CHANGE, x: 200 }], [0, 260], 260);
+    expect(change).toMatchObject({ back: true });
+    expect(change!.room).toBeGreaterThan(110);
+    expect(start!.room).toBeLessThan(90);
+  });
+
   it('of a flag a command is the chief', () => expect(chiefOf([mark('crashed'), CHANGE, mark('started')])).toBe(CHANGE));
 
   it('of a thousand in a row fold into few flags', () => {

@@ -113,6 +113,8 @@ const WIDEST = 280;
 const BETWEEN = 6; // pixels between two flags, at least
 const LETTER = 7; // pixels of a letter, about
 const PADDING = 16;
+const SMALLEST = 20; // pixels of a flag without words
+const ORDER: readonly Tone[] = ['command', 'bad', 'warning', 'plain', 'good'];
 
 /** Return marks with those before the first point, or after the last one, at the ends of the axis. */
 export function within(placed: readonly Placed[], [from, until]: Range): Placed[] {
@@ -129,21 +131,23 @@ export function flagsOf(placed: readonly Placed[], [from, until]: Range, width: 
     if (last && left - last.left < NEAR) last.marks.push(mark);
     else flags.push({ marks: [mark], left, room: 0, back: false });
   }
-  let taken = 0; // up to where the flags on the left go
-  flags.forEach((flag, at) => {
-    const needed = Math.min(WIDEST, PADDING + LETTER * titleOf(chiefOf(flag.marks)).length);
-    const right = (flags[at + 1]?.left ?? width) - flag.left - BETWEEN;
-    const before = flag.left - taken - BETWEEN;
+  // The words of what somebody did come first: of what is left the others take what they need.
+  const taken = flags.map(({ left }): [number, number] => [left, left + SMALLEST]);
+  const ordered = flags.map((flag, at) => ({ flag, at, chief: chiefOf(flag.marks) })).sort((one, other) => ORDER.indexOf(toneOf(one.chief)) - ORDER.indexOf(toneOf(other.chief)));
+  for (const { flag, at, chief } of ordered) {
+    const needed = Math.min(WIDEST, PADDING + LETTER * titleOf(chief).length + (flag.marks.length > 1 ? PADDING : 0));
+    const right = Math.min(width, ...taken.filter(([from], other) => other !== at && from >= flag.left).map(([from]) => from)) - flag.left - BETWEEN;
+    const before = flag.left - Math.max(0, ...taken.filter(([, until], other) => other !== at && until <= flag.left).map(([, until]) => until)) - BETWEEN;
     flag.back = right < needed && before > right && before >= LEAST;
-    const room = flag.back ? before : right;
-    flag.room = room < LEAST ? 0 : Math.min(room, WIDEST);
-    taken = flag.back || !flag.room ? flag.left + NEAR - BETWEEN : flag.left + Math.min(flag.room, needed);
-  });
+    const room = Math.min(flag.back ? before : right, WIDEST);
+    flag.room = room < LEAST ? 0 : room;
+    const used = flag.room ? Math.min(flag.room, needed) : SMALLEST;
+    taken[at] = flag.back ? [flag.left - used, flag.left] : [flag.left, flag.left + used];
+  }
   return flags;
 }
 
 /** Return the most telling mark of some that share a flag: a command, before a failure, before the rest. */
 export function chiefOf(marks: readonly RunMark[]): RunMark {
-  const order: Tone[] = ['command', 'bad', 'warning', 'plain', 'good'];
-  return marks.toSorted((one, other) => order.indexOf(toneOf(one)) - order.indexOf(toneOf(other)))[0]!;
+  return marks.toSorted((one, other) => ORDER.indexOf(toneOf(one)) - ORDER.indexOf(toneOf(other)))[0]!;
 }
