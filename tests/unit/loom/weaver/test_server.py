@@ -91,6 +91,7 @@ def test_a_command_is_delivered_and_its_acknowledgement_awaited(weaver: WeaverPr
     assert gateway.ask("replica", id="train_0")["config"] == {"learning_rate": 0.002}
     assert [event["kind"] for event in gateway.ask("events")] == [
         "weaver_started",
+        "run_began",
         "registered",
         "running",
         "command",
@@ -129,13 +130,14 @@ def test_a_device_that_failed_and_a_process_that_died_are_told_by_the_gateway(we
     assert failure["replicas"][0]["replica"] == "train_0"
     assert ended == ["train_0"]
     assert gateway.ask("replica", id="train_0")["died_of"] == "signal 9"
-    assert [event["kind"] for event in gateway.ask("events", after=3)] == [
+    assert [event["kind"] for event in gateway.ask("events", after=4)] == [
         "spawned",
         "device_failed",
         "command",
         "supervision",
         "failed",
         "unanswered",
+        "run_ended",
     ]
 
 
