@@ -18,7 +18,7 @@ from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_failures import DeviceReplicaMap, Policy
 from loom.weaver.goodput.goodput import Goodput
 from loom.weaver.replicas import Cause, Replica
-from loom.weaver.runs.runs import KnownRuns
+from loom.weaver.runs.runs import UserRuns
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import AGAIN, COMMITS, MetricHistory
@@ -65,7 +65,7 @@ class Registry:
         self.events = EventStore(store)
         self.history = MetricHistory(store)
         self.commands = Commands(store)
-        self.runs = KnownRuns(store, self.events, self.history, self.commands, self.replicas)
+        self.runs = UserRuns(store, self.events, self.history, self.commands, self.replicas)
         self.policy = Policy()
         self.goodput = Goodput(store)
         self.watching = False

@@ -17,7 +17,7 @@ from loom.errors import WrongArguments
 from loom.weaver.run_views import MetricSummary, RunComparison, RunCurves, RunDetails, RunRecord
 from loom.weaver.runs.curves import CurveReader, outliers
 from loom.weaver.runs.run import Run
-from loom.weaver.runs.runs import KnownRuns
+from loom.weaver.runs.runs import UserRuns
 from loom.weaver.runs.timeline import members
 from loom.weaver.storage.history import MetricHistory
 
@@ -57,7 +57,7 @@ _EDITED = ("note", "archived", "parent")
 class Catalog:
     """The operations on a user's runs. ``urgent`` is called after an edit, whose answer follows the commit."""
 
-    def __init__(self, user: str, runs: KnownRuns, history: MetricHistory, urgent: Callable[[], object]) -> None:
+    def __init__(self, user: str, runs: UserRuns, history: MetricHistory, urgent: Callable[[], object]) -> None:
         self._user = user
         self._runs = runs
         self._history = history

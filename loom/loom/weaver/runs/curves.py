@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from loom.weaver.storage.history import READ_CLOSELY
-from loom.weaver.storage.samples import Samples, average
+from loom.weaver.storage.samples import CurveSamples, average
 
 READ_IN_ALL = 1 << 18
 """Points of many ranks that are read one by one."""
@@ -29,7 +29,7 @@ class CurveReader:
     """
 
     def __init__(
-        self, read: Callable[[str, int], Samples], by: str, points: int, begun: Sequence[float] = ()
+        self, read: Callable[[str, int], CurveSamples], by: str, points: int, begun: Sequence[float] = ()
     ) -> None:
         self._read = read
         self._by = by
@@ -48,14 +48,14 @@ class CurveReader:
         frames = self._sections(lead, 1)
         total = sum(map(len, frames))
         edges = [_edges(one.x(self._by), max(2, self._points * len(one) // max(1, total))) for one in frames]
-        bands: list[list[Samples]] = [[] for _ in frames]
+        bands: list[list[CurveSamples]] = [[] for _ in frames]
         for replica in replicas:
             sections = frames if replica == lead else self._sections(replica, len(replicas))
             for section, grid, band in zip(reversed(sections), reversed(edges), reversed(bands), strict=False):
                 band.append(section.on(grid, self._by))
         return {"replica": None, "sections": [_together(band).to_body() for band in bands]}
 
-    def _sections(self, replica: str, of: int) -> list[Samples]:
+    def _sections(self, replica: str, of: int) -> list[CurveSamples]:
         found = self._read(replica, min(READ_CLOSELY, READ_IN_ALL // of))
         if self._by == "time":
             found = found.in_time()
@@ -75,9 +75,9 @@ def _edges(x: Sequence[float], most: int) -> list[float]:
     return [first + width * at for at in range(count)] + [math.nextafter(last, math.inf)]
 
 
-def _together(band: Sequence[Samples]) -> Samples:
+def _together(band: Sequence[CurveSamples]) -> CurveSamples:
     """Return the mean and the extremes of several ranks in each interval that one of them has points in."""
-    joined = Samples()
+    joined = CurveSamples()
     if not band:
         return joined
     by_column = zip(*(one.columns() for one in band), strict=True)

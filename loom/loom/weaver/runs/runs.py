@@ -1,4 +1,4 @@
-"""`KnownRuns`: the runs of a user: which process is of which run, and what becomes of a run.
+"""`UserRuns`: the runs of a user: which process is of which run, and what becomes of a run.
 
 The next commit writes every change. Those made from the same store have it.
 """
@@ -49,7 +49,7 @@ _OVER = (ReplicaEnding.COMPLETED.value, ReplicaEnding.STOPPED.value, ReplicaEndi
 """The states of runs that no restart continues without their id."""
 
 
-class KnownRuns:
+class UserRuns:
     """The runs of a user.
 
     Args:

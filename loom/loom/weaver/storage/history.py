@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from loom.errors import ProtocolMismatch, WrongArguments
-from loom.weaver.storage.samples import POINT, Samples, average, outline
+from loom.weaver.storage.samples import POINT, CurveSamples, average, outline
 from loom.weaver.storage.store import Commit, Store
 
 CHUNK = 128
@@ -263,20 +263,22 @@ class MetricHistory:
         since: float = -math.inf,
         until: float = math.inf,
         closely: int = READ_CLOSELY,
-    ) -> Samples:
+    ) -> CurveSamples:
         """Return a metric's points in a range of times or of steps, in the order in which they came.
 
         Args:
             by: ``time`` or ``step``.
             closely: the most points that are read one by one; of more, a sample stands for a chunk.
         """
-        found = Samples()
+        found = CurveSamples()
         for segment in self._segments.get(replica, ()):
             if metric in segment.metrics and run in (None, segment.run):
                 self._sample(found, segment.metrics[metric], by, since, until, closely)
         return found.within(by, since, until)
 
-    def _sample(self, found: Samples, series: _Series, by: str, since: float, until: float, closely: int) -> None:
+    def _sample(
+        self, found: CurveSamples, series: _Series, by: str, since: float, until: float, closely: int
+    ) -> None:
         """Add a series, as far as its chunks reach into the range."""
         full = [*self._written.get(series, ()), *self._full.get(series, ())]
         # Memory has all points of these chunks; their rows may have some of them already.

@@ -1,4 +1,4 @@
-"""`Samples`: points of a metric as columns, in which a whole chunk of points may be one sample.
+"""`CurveSamples`: points of a metric as columns, in which a whole chunk of points may be one sample.
 
 A store of ten million points answers a curve from the outlines of its chunks, and reads the chunks themselves only
 where the curve is looked at closely.
@@ -51,8 +51,8 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Samples:
-    """Samples in the order in which their points came."""
+class CurveSamples:
+    """CurveSamples in the order in which their points came."""
 
     __slots__ = ("counts", "highs", "lows", "means", "steps", "times")
 
@@ -89,8 +89,8 @@ class Samples:
     def columns(self) -> tuple[list[Any], ...]:
         return self.counts, self.times, self.steps, self.means, self.lows, self.highs
 
-    def _taken(self, take: Callable[[list[Any]], list[Any]]) -> Samples:
-        taken = Samples()
+    def _taken(self, take: Callable[[list[Any]], list[Any]]) -> CurveSamples:
+        taken = CurveSamples()
         for mine, other in zip(taken.columns(), self.columns(), strict=True):
             mine += take(other)
         return taken
@@ -98,21 +98,21 @@ class Samples:
     def x(self, by: str) -> list[float]:
         return self.steps if by == "step" else self.times
 
-    def within(self, by: str, since: float, until: float) -> Samples:
+    def within(self, by: str, since: float, until: float) -> CurveSamples:
         """Return the samples of a range of steps or times."""
         if since == -math.inf and until == math.inf:
             return self
         inside = [at for at, x in enumerate(self.x(by)) if since <= x <= until]
         return self._taken(lambda column: [column[at] for at in inside])
 
-    def in_time(self) -> Samples:
+    def in_time(self) -> CurveSamples:
         """Return the samples in the order of their times."""
         if all(map(le, self.times, self.times[1:])):
             return self
         order = sorted(range(len(self)), key=self.times.__getitem__)
         return self._taken(lambda column: [column[at] for at in order])
 
-    def sections(self, begun: Sequence[float] = ()) -> list[Samples]:
+    def sections(self, begun: Sequence[float] = ()) -> list[CurveSamples]:
         """Return the parts in which steps rise, and that no process has begun within, by the times of those."""
         falls = list(map(lt, self.steps[1:], self.steps))
         bounds = {at for at, falls_here in enumerate(falls, 1) if falls_here} if True in falls else set()
@@ -121,10 +121,10 @@ class Samples:
         ends = [*sorted(bounds), len(self)]
         return [self.part(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
 
-    def part(self, start: int, end: int) -> Samples:
+    def part(self, start: int, end: int) -> CurveSamples:
         return self._taken(lambda column: column[start:end])
 
-    def thinned(self, most: int) -> Samples:
+    def thinned(self, most: int) -> CurveSamples:
         """Return at most so many samples, each for as many points, about."""
         every = sum(self.counts) / most
         if len(self) <= most:
@@ -137,14 +137,14 @@ class Samples:
             start = end
         return self._joined(bounds)
 
-    def on(self, edges: Sequence[float], by: str) -> Samples:
+    def on(self, edges: Sequence[float], by: str) -> CurveSamples:
         """Return one sample for each interval between edges; of counts of 0 where there is none."""
         x = self.x(by)
         at = [bisect_left(x, edge) for edge in edges]
         return self._joined(list(pairwise(at)))
 
-    def _joined(self, bounds: Iterable[tuple[int, int]]) -> Samples:
-        joined = Samples()
+    def _joined(self, bounds: Iterable[tuple[int, int]]) -> CurveSamples:
+        joined = CurveSamples()
         raw = self.lows is self.highs or self.lows == self.means
         for start, end in bounds:
             counts, means = self.counts[start:end], self.means[start:end]

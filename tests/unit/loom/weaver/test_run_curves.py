@@ -17,7 +17,7 @@ from loom.weaver.run_views import RunCurves
 from loom.weaver.runs import catalog
 from loom.weaver.runs.curves import MAX_OUTLIERS, outliers
 from loom.weaver.storage import history as limits
-from loom.weaver.storage.samples import Samples, outline
+from loom.weaver.storage.samples import CurveSamples, outline
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 from tests.unit.loom.weaver.test_history import START, Recorder
 from tests.unit.loom.weaver.test_runs import die, do, ranks
@@ -299,7 +299,7 @@ def test_the_value_at_a_step_needs_no_whole_series() -> None:
 
 
 def test_samples_in_time_are_sorted() -> None:
-    samples = Samples()
+    samples = CurveSamples()
     samples.add_points(array("d", points((2.0, 1, 20.0), (1.0, 2, 10.0))))
 
     assert samples.in_time().means == [10.0, 20.0]
