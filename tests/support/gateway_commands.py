@@ -38,6 +38,7 @@ ARGUMENTS = {
     "deactivate": "--device none",
     "reactivate": "--device none",
     "policy": "",
+    "branch": "none",
     "bridge": "nats://127.0.0.1:9",
     "analyze": "--session {session} --out {folder}",
     "tune": "--session {session} --out {folder}",
