@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -13,6 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from loom.rest_client import Gateway as Rest
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
+from tests.integration.instrument.test_branches import DISTRIBUTED
 from tests.support.bending import LATER, RATE, bending
 from tests.support.browser import Tab, signed_in, tab
 from tests.support.gateways import TOKEN, Gateway, await_true, gateway_of
@@ -291,6 +295,39 @@ def test_a_stopped_run_says_by_whom(seen: Tab) -> None:
     page.get_by_test_id("confirm").get_by_role("button", name="Stop").click()
     expect(page.get_by_test_id("cause")).to_contain_text("stopped by")
     expect(page.get_by_test_id("run-control")).to_have_count(0)
+
+
+def test_a_branch_starts_beside_its_run_and_each_leads_to_the_other(
+    seen: Tab, gateway: Gateway, weaver: WeaverProxy, tmp_path: Path
+) -> None:
+    (tmp_path / "loop.py").write_text(DISTRIBUTED)
+    words = ("run", "--name", "alive", "--", sys.executable, "loop.py", "1000000", "0.02")
+    loom = str(Path(sys.executable).with_name("loom"))
+    environment = {**os.environ, "LOOM_URL": gateway.url, "LOOM_TOKEN": TOKEN}
+    process = subprocess.Popen([loom, *words], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        await_true(lambda: any((one.step or 0) > 30 for one in weaver.runs("alive")), 120)
+        page = seen.page
+        seen.open("runs/alive")
+        page.get_by_test_id("branch-from").click()
+        page.get_by_test_id("branch-step").fill("9")
+        page.get_by_test_id("branch-start").click()
+        expect(page.get_by_test_id("branch-error")).to_contain_text("no checkpoint at or before step 9")
+        page.get_by_test_id("branch-step").fill("25")
+        page.get_by_test_id("branch-key").fill("learning_rate")
+        page.get_by_test_id("branch-value").fill("0.5x")
+        page.get_by_test_id("branch-start").click()
+        page.get_by_test_id("branch").get_by_role("link", name="Open it").click(timeout=120_000)
+        expect(page.locator("h1")).to_contain_text("alive-at-20")
+        lineage = page.get_by_test_id("lineage")
+        expect(lineage).to_contain_text("branch of alive")
+        expect(mark(page, "command", "learning_rate")).to_be_visible()
+        lineage.get_by_role("link").first.click()
+        expect(lineage).to_contain_text(re.compile("continued by .*alive-at-20"))
+    finally:
+        weaver.stop("alive*").get(60)
+        process.kill()
+        process.wait(60)
 
 
 def test_a_run_of_a_session_has_the_log_of_its_lead_and_the_last_lines_of_the_dead(
