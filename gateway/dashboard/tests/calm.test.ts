@@ -65,7 +65,9 @@ describe('events', () => {
       event(6, 'run_changed', null, { run: 'r', name: 'sft' }),
       event(7, 'run_ended', null, { run: 'r', name: 'sft', state: 'crashed', reason: 'SIGKILL' }),
     ];
-    expect(texts(events)).toEqual(['ended: crashed: SIGKILL', 'failed: SIGKILL', 'registered on h', 'began']);
+    expect(texts(events)).toEqual(['crashed: SIGKILL', 'failed: SIGKILL', 'registered on h', 'began']);
+    expect(foldEvents(events, 1)[0]!.tone).toBe('bad');
+    expect(texts([event(1, 'run_ended', null, { name: 'a', state: 'stopped', by: 'ada' })])).toEqual(['was stopped by ada']);
     expect(texts([event(1, 'run_ended', null, { name: 'a', state: 'completed', reason: 'it made its last step' })])).toEqual(['is completed: it made its last step']);
   });
 

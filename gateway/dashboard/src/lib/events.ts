@@ -33,11 +33,23 @@ const TONES: Record<string, Tone> = {
   policy: 'command',
 };
 
+/** How a run ended, as a sentence about it. */
+const RUN_ENDS: Record<string, string> = {
+  completed: 'is completed',
+  'ended early': 'ended early',
+  stopped: 'was stopped',
+  cancelled: 'was cancelled',
+  evicted: 'was evicted',
+  crashed: 'crashed',
+  lost: 'was lost',
+};
+
 export function describeEvent(event: WeaverEvent): Described {
   return { text: sentence(event), tone: toneOf(event) };
 }
 
 function toneOf(event: WeaverEvent): Tone {
+  if (event.kind === 'run_ended') return event['state'] === 'crashed' || event['state'] === 'lost' ? 'bad' : 'plain';
   if (event.kind === 'supervision' && event['what'] === 'stopped') return 'plain';
   if (event.kind === 'command' && event['do'] === 'inject') return 'warning';
   return TONES[event.kind] ?? 'plain';
@@ -99,7 +111,7 @@ function sentence(event: WeaverEvent): string {
     case 'run_began':
       return 'began';
     case 'run_ended':
-      return `${text('state') === 'completed' ? 'is' : 'ended:'} ${text('state')}${because(text('reason'))}`;
+      return `${RUN_ENDS[text('state')] ?? 'ended'}${event['by'] == null ? '' : ` by ${text('by')}`}${because(text('reason'))}`;
     case 'run_changed':
       return 'was changed';
     case 'weaver_started':

@@ -30,11 +30,18 @@ export async function loadPast(run: Run, load = loadCurves): Promise<Past> {
   };
 }
 
+const LEAST = 1; // seconds for which steps are counted: a mean over ranks has its steps at uneven times
+
 function ratesOf({ time, step }: CurveSection): [time: number, value: number][] {
   const longest = longestStep(Float64Array.from(time));
-  return time.flatMap((one, at): [number, number][] => {
-    const [before, first, last] = [time[at - 1], step[at - 1], step[at]];
-    if (before === undefined || first == null || last == null || one <= before || one - before > longest || last <= first) return [];
-    return [[one, (last - first) / (one - before)]];
-  });
+  const rates: [number, number][] = [];
+  let from = 0;
+  for (let at = 1; at < time.length; at += 1) {
+    const passed = time[at]! - time[from]!;
+    if (passed < LEAST) continue;
+    const made = (step[at] ?? NaN) - (step[from] ?? NaN);
+    if (time[at]! - time[at - 1]! <= longest && made > 0) rates.push([time[at]!, made / passed]);
+    from = at;
+  }
+  return rates;
 }
