@@ -70,3 +70,7 @@ def _load(name: str) -> ModuleType:
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+if __name__ == "__main__":
+    main()

@@ -89,7 +89,7 @@ def start_detached(
     own.mkdir(parents=True, exist_ok=True)
     with open(own / LOG, "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _BECOMES, start.folder, str(after or 0), *start.command],
+            [sys.executable, "-I", "-c", _BECOMES, start.folder, str(after or 0), *start.command],
             env={**environment, NAME_VARIABLE: start.name, **start.variables()},
             cwd="/",
             stdin=subprocess.DEVNULL,

@@ -178,7 +178,10 @@ def _commands(packages: PackageList, folder: Path, uv: str | None) -> list[list[
             [uv, "pip", "install", "--python", python, "-r", packages.main],
         ]
     quiet = "--disable-pip-version-check"
-    return [[base, "-m", "venv", str(folder)], [python, "-m", "pip", "install", quiet, "-r", packages.main]]
+    return [
+        [base, "-I", "-m", "venv", str(folder)],
+        [python, "-I", "-m", "pip", "install", quiet, "-r", packages.main],
+    ]
 
 
 def _run(command: Sequence[str], folder: str, variables: Mapping[str, str], lock: int) -> None:

@@ -16,13 +16,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loom.control.operations import Ask
 from loom.errors import BranchRefused
 from loom.extras import require
+from loom.process.child import python
 from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord
 from loom.weaver.views import MetricPoint
 from loom_proxy.notebook.html import runs_html
@@ -176,7 +176,7 @@ class TrainingRun(Shown):
         words += [] if step is None else ["--step", str(step)]
         for key, value in set.items():
             words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-        command = [sys.executable, "-c", "import loom_auto; loom_auto.main()", *words, *["--replace"] * replace]
+        command = python("loom_auto", *words, *["--replace"] * replace)
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self._environment()})
         if done.returncode:
             raise BranchRefused(done.stderr.strip().removeprefix("error: "))

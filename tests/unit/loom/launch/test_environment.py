@@ -161,14 +161,14 @@ def test_without_uv_pip_installs_requirements_and_a_lock_is_refused(
         environment_on_this_host(lock, base)
     (tmp_path / "python").write_text(
         '#!/bin/sh\nPATH=/usr/bin:/bin\necho "$@" >> "$0.log"\n'
-        'if [ "$2" = venv ]; then mkdir -p "$3/bin"; ln -s "$0" "$3/bin/python"; fi\n'
+        'if [ "$3" = venv ]; then mkdir -p "$4/bin"; ln -s "$0" "$4/bin/python"; fi\n'
     )
     (tmp_path / "python").chmod(0o755)
     made = environment_on_this_host(packages(), base)
     assert made.tool == "pip"
     asked = (tmp_path / "python.log").read_text()
-    assert asked.startswith(f"-m venv {made.folder}\n")
-    assert "-m pip install" in Path(f"{made.python}.log").read_text()
+    assert asked.startswith(f"-I -m venv {made.folder}\n")
+    assert "-I -m pip install" in Path(f"{made.python}.log").read_text()
 
 
 def test_a_process_that_enters_imports_from_it_and_what_follows_finds_it(

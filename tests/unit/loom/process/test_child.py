@@ -180,7 +180,7 @@ def test_nothing_starts_a_module_in_another_way() -> None:
     sources = [path for part in ("loom", "proxy", "gateway") for path in (ROOT / part).rglob("*.py")]
     launched = re.compile(r"""\[sys\.executable,\s*(?!\s*"-I")""")
     others = [path.name for path in sources if launched.search(path.read_text())]
-    modules = [path.name for path in sources if re.search(r"""[\[,]\s*["']-m["'],""", path.read_text())]
+    modules = [path.name for path in sources if re.search(r"""(?<!"-I")[\[,]\s*["']-m["'],""", path.read_text())]
 
     assert len(sources) > 400
     assert (others, modules) == (["child.py"], [])
