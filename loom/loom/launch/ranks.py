@@ -31,6 +31,7 @@ from loom.launch.environment import HostEnvironment, enter, environment_on_this_
 from loom.launch.project import PackageList
 from loom.manifest import SYNCED_AT
 from loom.process.parent_pipe import killed_with_pipe
+from loom.terminal_text import fit_line
 
 GRACE = 10.0
 """Seconds that a rank's command has to end after SIGTERM; then it is killed."""
@@ -111,7 +112,7 @@ class LaunchedRank(Actor):
             self._child = self._start(alive)
             status = await asyncio.to_thread(self._child.wait)
         except OSError as error:
-            sys.stderr.write(f"cannot run {self._launch.command[0]}: {error.strerror}\n")
+            sys.stderr.write(fit_line(f"cannot run {self._launch.command[0]}: {error.strerror}") + "\n")
             sys.stderr.flush()
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         finally:
@@ -306,9 +307,9 @@ async def _prepare(ranks: Any) -> None:
     for environment in made:
         if environment.tool:
             took = f"{environment.seconds:.0f} s"
-            sys.stdout.write(f"environment made by {environment.tool} on {environment.host} in {took}\n")
+            print(fit_line(f"environment made by {environment.tool} on {environment.host} in {took}"))
     if made and not any(environment.tool for environment in made):
-        sys.stdout.write(f"environment was there: {made[0].folder}\n")
+        print(fit_line(f"environment was there: {made[0].folder}"))
 
 
 async def _run(ranks: Any) -> RanksEnd:

@@ -10,6 +10,7 @@ import pytest
 from loom.wings import Part
 
 WINGS = (
+    "loom.alerting",
     "loom.chaos",
     "loom.exporters",
     "loom.instrument",
