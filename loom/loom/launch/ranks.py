@@ -307,9 +307,11 @@ async def _prepare(ranks: Any) -> None:
     for environment in made:
         if environment.tool:
             took = f"{environment.seconds:.0f} s"
-            print(fit_line(f"environment made by {environment.tool} on {environment.host} in {took}"))
+            sys.stdout.write(
+                fit_line(f"environment made by {environment.tool} on {environment.host} in {took}") + "\n"
+            )
     if made and not any(environment.tool for environment in made):
-        print(fit_line(f"environment was there: {made[0].folder}"))
+        sys.stdout.write(fit_line(f"environment was there: {made[0].folder}") + "\n")
 
 
 async def _run(ranks: Any) -> RanksEnd:
