@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -141,6 +142,9 @@ def own_exception(error: LoomError, original: BaseException) -> BaseException:
 
 def _show_users_lines(raised: Exception, cause: BaseException | None) -> None:
     """Let a notebook show the exception of a function in the cluster with the lines of the user's code."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or ipython.get_ipython() is None:
+        return
     text = cause.text if isinstance(cause, RemoteException) else ""
 
     def lines() -> list[str]:

@@ -65,7 +65,14 @@ def test_an_empty_parquet_file_has_the_columns_types(asked: LocalCluster, tmp_pa
 
     found = parquet.read_schema(tmp_path / "empty.parquet")
 
-    types = {"replica": "string", "metric": "string", "time": "double", "step": "int64", "value": "double"}
+    types = {
+        "replica": "string",
+        "metric": "string",
+        "time": "double",
+        "step": "int64",
+        "value": "double",
+        "run": "string",
+    }
     assert {name: str(found.field(name).type) for name in found.names} == {**types, "n": "null"}
 
 

@@ -69,19 +69,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield found
 
 
-def test_the_live_cell_of_who_views_shows_a_run_and_refuses_to_change_it(guarded: Guarded) -> None:
-    address = Gateway(guarded.cluster.url, guarded.cluster.token).ask("address")
-    weaver = guarded.weaver("view")
-    cell = LiveRuns(lambda: [one.info for one in weaver.runs("seen")], weaver._ask)
-    with training(address, "seen_0", group="seen"):
-        await_true(lambda: bool((cell.state()["run"] or {}).get("points")))
-        for content in ({"command": "stop"}, {"command": "learning_rate", "value": "0.5"}):
-            cell.message(content)
-            assert cell.state()["may"] is False
-            assert cell.state()["said"].startswith("ScopeError: ")
-        assert weaver.replica("seen_0").config["learning_rate"] == 0.1
-
-
 def test_who_views_reads_and_watches_and_changes_nothing(guarded: Guarded) -> None:
     weaver = guarded.weaver("view")
 
@@ -404,3 +391,16 @@ async def test_a_user_has_so_many_readers_and_no_more(monkeypatch: pytest.Monkey
             pass
     with watches.reading("anna", "admin", one):
         pass
+
+
+def test_the_live_cell_of_who_views_shows_a_run_and_refuses_to_change_it(guarded: Guarded) -> None:
+    address = Gateway(guarded.cluster.url, guarded.cluster.token).ask("address")
+    weaver = guarded.weaver("view")
+    cell = LiveRuns(lambda: [one.info for one in weaver.runs("seen")], weaver._ask)
+    with training(address, "seen_0", group="seen"):
+        await_true(lambda: bool((cell.state()["run"] or {}).get("points")))
+        for content in ({"command": "stop"}, {"command": "learning_rate", "value": "0.5"}):
+            cell.message(content)
+            assert cell.state()["may"] is False
+            assert cell.state()["said"].startswith("ScopeError: ")
+        assert weaver.replica("seen_0").config["learning_rate"] == 0.1
