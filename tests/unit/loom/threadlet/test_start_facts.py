@@ -64,7 +64,7 @@ def git(folder: Path, *words: str) -> None:
 
 
 def code_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "train.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "train.py"), raising=False)
     facts = gather("host", [])
     return facts.get("commit"), facts.get("clean")
 
