@@ -18,6 +18,13 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the folders of these tests from the threadlets of later ones in this process."""
+    monkeypatch.setattr("loom.threadlet.threadlet.report_of_process", lambda key, value: None)
+    monkeypatch.setattr(branching, "_told_by_trainer", False)
+
+
 @pytest.fixture
 def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Branch]:
     """This process as one of a branch, from step 20 of a run that has made 30."""
