@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -199,6 +200,18 @@ class House:
     async def close(self) -> None:
         self.app.state.tunnels.close()
         await self.manager.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _seldom_collected() -> Iterator[None]:
+    """Each application has hundreds of thousands of objects, through which the collector would go many times."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 5, 5)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 @pytest.fixture
