@@ -99,6 +99,7 @@ def test_two_starts_are_two_runs_with_their_changes_ends_and_curves(gateway: Gat
         assert [step for section in curve["sections"] for step in section["step"]] == made
 
 
+@pytest.mark.slow
 def test_the_command_line_and_rest_show_and_edit_them(gateway: Gateway, weaver: WeaverProxy) -> None:
     with started(gateway):
         await_true(lambda: steps(weaver) > 1)
