@@ -17,13 +17,11 @@ import gzip
 import itertools
 import json
 import os
-import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -325,19 +323,6 @@ def _hold(process: psutil.Process, cores: list[int]) -> None:
 
 
 def _size() -> int:
-    """Bytes that a browser loads to show the largest view: the first files and the view's own, each gzipped."""
-    files = {file.name: file for pattern in BUILT for file in STATIC.glob(pattern)}
-    first = _needed(files, STATIC / "index.html")
-    each = [first | _needed(files, file) for file in files.values()]
-    return max(sum(len(gzip.compress(files[one].read_bytes(), 6)) for one in names) for names in each)
-
-
-def _needed(files: Mapping[str, Path], file: Path) -> set[str]:
-    """Return the names of a file, and of those that it loads at once: not the ones that it imports later."""
-    found, left = {file.name}, [file]
-    while left:
-        named = re.findall(r"""(?:from|import|src=|href=)\s*"\./(?:assets/)?([\w.-]+)\"""", left.pop().read_text())
-        new = {one for one in named if one in files} - found
-        found |= new
-        left += [files[one] for one in new if one.endswith(".js")]
-    return found
+    """Bytes of the page's files, each of them gzipped."""
+    files = [file for pattern in BUILT for file in STATIC.glob(pattern)]
+    return sum(len(gzip.compress(file.read_bytes(), 6)) for file in files)

@@ -110,7 +110,7 @@ class PageFigures:
 
     views: dict[str, ViewFigures]
     size: int
-    """Bytes of the files that the largest view needs, gzipped."""
+    """Bytes of the page's files, gzipped."""
     opened: float = 0.0
     """Seconds until the page was connected."""
     loads: list[Load] = field(default_factory=list)

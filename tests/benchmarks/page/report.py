@@ -72,7 +72,7 @@ def page_report(plan: PagePlan, command: str, machine: Machine, figures: PageFig
             "% of one core",
             [each for one in views.values() for each in one.second_watcher],
         ),
-        budgeted("size of the page", "the files of the largest view, gzipped", "KiB", [figures.size / 1024]),
+        budgeted("size of the page", "the page's files, gzipped", "KiB", [figures.size / 1024]),
         Ratio(
             "reports stored",
             "of those due",

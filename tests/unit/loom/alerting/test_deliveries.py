@@ -327,12 +327,12 @@ def test_the_disks_of_the_store_and_of_checkpoints_on_this_host_are_looked_at(
     rule(bench, "disk")
     for name, host in (("a", "here"), ("b", "there")):
         one = Threadlet(bench, f"{name}_0", group=name, config={"output_dir": "out", "lr": 1.0})
-        one.say("start", {"folder": "/work", "host": host})
+        one.say("start", {"folder": "/srv/runs", "host": host})
     post = Post(bench, tmp_path)
     bench.now += 100
     post.tick(1)
 
-    assert seen == [str(tmp_path), "/work/out"]
+    assert seen == [str(tmp_path), "/srv/runs/out"]
     assert set(messages(bench)) == {f"the disk of {one} is 95% full" for one in seen}
 
 
