@@ -32,6 +32,12 @@ TURN = 0.005
 AT_ONCE = 100
 """Connections that are made at the same time."""
 
+AHEAD = 100_000
+"""Reports of a long run that are sent before the weaver has stored them."""
+
+TOGETHER = 1000
+"""Reports of a long run in one frame."""
+
 STORED_WITHIN = 30.0
 """Seconds that the last reports may take to be stored."""
 
@@ -127,6 +133,35 @@ class Crowd:
         lost = sum(member.lost for member in self._members)
         assert not lost, f"the weaver gave up {lost} of {len(self._members)} threadlets"
 
+    def leave_runs(self, count: int, steps: int) -> None:
+        """Have so many trainings of a user begin, report so many steps, and complete."""
+        self._do(self._leave_runs(count, steps))
+
+    async def _leave_runs(self, count: int, steps: int) -> None:
+        for first in range(0, count, AT_ONCE):
+            numbers = range(first, min(first + AT_ONCE, count))
+            members = [_Member(number, None, name=f"past_{number}") for number in numbers]
+            await asyncio.gather(*(member.connect(self._address) for member in members))
+            for member in members:
+                member.report(steps)
+                member.leave()
+            await asyncio.gather(*(member.left for member in members))
+
+    def run_long(self, points: int) -> None:
+        """Have a training, which goes on, report so many points of its loss."""
+        self._do(self._run_long(points))
+
+    async def _run_long(self, points: int) -> None:
+        long = _Member(0, None, name="long")
+        await long.connect(self._address)
+        while long.stored < points:
+            if long.seq < min(points, long.stored + AHEAD):
+                long.report(min(TOGETHER, points - long.seq), learning_rate=False)
+            else:
+                await asyncio.sleep(TURN)
+            assert not long.lost, "the weaver gave up the long run"
+        self._members.append(long)
+
     def keep_reporting(self) -> None:
         """Have each report once a second from now on, in a frame of its own."""
         self._do(self._keep_reporting())
@@ -160,11 +195,12 @@ class _Member(asyncio.Protocol):
     """A threadlet. What it reports depends on its number and on how often it did.
 
     Args:
-        number: of which there is one only.
+        number: which decides what it reports.
         group: number of its group; None for the one group.
+        name: of which there is one only, also as the name of its group; None for one by its number.
     """
 
-    def __init__(self, number: int, group: int | None) -> None:
+    def __init__(self, number: int, group: int | None, name: str | None = None) -> None:
         self.seq = 0
         self.stored = 0
         self.lost = False
@@ -172,12 +208,13 @@ class _Member(asyncio.Protocol):
         self._random = random.Random(number)
         self._step = self._random.randrange(50)
         self._diverged = number % NOT_FINITE == NOT_FINITE - 1
-        self._group = "train" if group is None else f"train{group}"
-        self._name = f"train_{number}"
-        self._device = {**GPU, "uuid": f"GPU-{number}", "server": f"node-{number // 8}"}
+        self._group = name or ("train" if group is None else f"train{group}")
+        self._name = name or f"train_{number}"
+        self._device = {**GPU, "uuid": f"GPU-{name or number}", "server": f"node-{name or number // 8}"}
         self._splitter = FrameSplitter(MAX_FRAME)
         self._transport: asyncio.Transport
         self._welcome = asyncio.get_running_loop().create_future()
+        self.left = asyncio.get_running_loop().create_future()
 
     async def connect(self, address: WeaverAddress) -> None:
         await asyncio.get_running_loop().create_connection(lambda: self, address.host, address.port)
@@ -202,20 +239,31 @@ class _Member(asyncio.Protocol):
                 self._send("ack", frame[1], self._step, answer)
             elif kind == "welcome":
                 self._welcome.set_result(None)
+            elif kind == "goodbye_stored":
+                self.left.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._welcome.done():
             self._welcome.set_exception(ConnectionError(f"the weaver refused {self._name}"))
+        if not self.left.done():
+            self.left.cancel()
         self.lost = True
 
-    def report(self, count: int = 1) -> None:
-        """Report the next steps, in one frame."""
+    def leave(self) -> None:
+        """Say that the training is complete."""
+        self._send("bye", "finished", "finished")
+
+    def report(self, count: int = 1, learning_rate: bool = True) -> None:
+        """Report the next steps, in one frame; with the learning rate or with the loss alone."""
         now, rows = time.time(), []
         for _ in range(count):
             self.seq += 1
             self._step += 1
             loss = 4.0 / (1.0 + self._step / 100.0) + self._random.uniform(-0.1, 0.1)
-            metrics = {"loss": math.nan if self._diverged else loss, "learning_rate": 0.1}
+            metrics = {
+                "loss": math.nan if self._diverged else loss,
+                **({"learning_rate": 0.1} if learning_rate else {}),
+            }
             rows.append([self.seq, now, self._step, None, None, metrics, None])
         self._send("status", rows)
 

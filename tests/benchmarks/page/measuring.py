@@ -20,7 +20,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -49,6 +49,9 @@ SETTLED = 1.0
 BOUND = 60.0
 """Seconds that a second watcher may wait for its snapshot."""
 
+STEPS = 100
+"""Steps of a run of the past."""
+
 BUILT = ("*.html", "assets/*")
 """Files of the page."""
 
@@ -65,6 +68,22 @@ _COUNT_FRAMES = """() => {
 _COUNTED_FRAMES = """() => {
   window.benchmarkFrames.on = false;
   return window.benchmarkFrames.times;
+}"""
+
+
+_OPEN_RUN = """async (run) => {
+  const begin = performance.now();
+  const drawn = () => {
+    const curve = document.querySelector('[data-testid="run-curves"] canvas');
+    return curve && /last value is [-0-9]/.test(curve.closest('[role="img"]')?.ariaLabel ?? '');
+  };
+  location.hash = `#/runs/${run}`;
+  while (!drawn()) {
+    if (performance.now() > begin + 60000) throw Error('the run never had a curve');
+    await new Promise(requestAnimationFrame);
+  }
+  await new Promise(requestAnimationFrame); // it is shown
+  return performance.now() - begin;
 }"""
 
 
@@ -90,13 +109,16 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
     browsers = cores[len(clusters) :] or cores
     figures = PageFigures({name: ViewFigures() for name in VIEWS}, size=_size())
     with ExitStack() as stack:
-        say(f"{plan.replicas:,} threadlets register")
         cluster = stack.enter_context(LocalCluster(1))
         stack.enter_context(_held_to(clusters))
         job = stack.enter_context(loom.connect(cluster.url, cluster.token))
         with _held_to(clusters[:1]):
             crowd = CallerProcess("threadlets", "tests.benchmarks.crowd", (job.weaver.address(),))
             stack.enter_context(crowd).await_ready()
+        say(f"{plan.runs:,} runs end, and another one has {plan.points:,} points")
+        crowd.ask("leave_runs", count=plan.runs, steps=STEPS)
+        crowd.ask("run_long", points=plan.points)
+        say(f"{plan.replicas:,} threadlets register")
         for joined in range(0, plan.replicas, plan.group):
             crowd.ask("join", count=min(plan.group, plan.replicas - joined), group_size=plan.group)
         crowd.ask("keep_reporting")
@@ -113,7 +135,8 @@ def measure_page(plan: PagePlan, say: Callable[[str], object]) -> PageFigures:
             browser = stack.enter_context(chromium())
         _hold_driver_to(clusters)
         tab = stack.enter_context(signed_in(browser, cluster.url, cluster.token))
-        _Measuring(plan, figures, cluster, servers, browser, tab, echo, say).run()
+        runs = {run.info.name: run.info.id for run in job.weaver.runs(limit=plan.runs + plan.replicas)}
+        _Measuring(plan, figures, cluster, servers, browser, tab, echo, runs, say).run()
     return figures
 
 
@@ -193,8 +216,10 @@ class _Measuring:
         browser: Browser,
         tab: Tab,
         echo: Any,
+        runs: Mapping[str, str],
         say: Callable[[str], object],
     ) -> None:
+        self._runs = runs
         self._plan = plan
         self._figures = figures
         self._cluster = cluster
@@ -221,16 +246,28 @@ class _Measuring:
             stored, start = self._servers.stored()
             for place, view in enumerate(VIEWS):
                 self._say(f"round {number + 1} of {self._plan.rounds}: {view}")
-                self._tab.open(VIEWS[view].format(replica="train_0"))
+                self._tab.open(
+                    VIEWS[view].format(replica="train_0", run=self._runs["train0"], other=self._runs["past_0"])
+                )
                 expect(self._page.locator("h1")).to_be_visible()
                 self._wait(self._plan.settle)
                 # The second watcher is there first half of the times: what slowly changes is no cost of it.
                 self._of_view(view, watched_first=bool((number + place) % 2))
+            self._figures.opened_long.append(self._open_long())
             with _Calls(self._echo) as calls:
                 self._wait(self._plan.window)
             self._figures.calls_with.extend(calls.milliseconds)
             stored_now, now = self._servers.stored()
             self._figures.stored.append((stored_now - stored) / (now - start) / self._plan.replicas)
+
+    def _open_long(self) -> float:
+        """Open the long run from the list of runs; return after how many milliseconds its curve was shown."""
+        self._tab.open("runs")
+        expect(self._page.get_by_test_id("run-table")).to_be_visible()
+        self._wait(self._plan.settle)
+        took = self._page.evaluate(_OPEN_RUN, self._runs["long"])
+        expect(self._page.locator("h1")).to_contain_text("long")
+        return float(took)
 
     def _heed(self, socket: WebSocket) -> None:
         """Note the page's subscription, and count what it receives."""

@@ -10,6 +10,9 @@ __all__ = ["VIEWS", "Heap", "Load", "PageFigures", "PagePlan", "ViewFigures"]
 
 VIEWS = {
     "overview": "overview",
+    "runs": "runs",
+    "a run": "runs/{run}",
+    "two runs": "compare/{run}/{other}",
     "grid by state": "replicas",
     "grid by loss": "replicas?by=loss",
     "a replica": "replicas/{replica}",
@@ -25,7 +28,11 @@ class PagePlan:
 
     replicas: int = 10_000
     group: int = 500
-    """Replicas of a group."""
+    """Replicas of a group, which are a run."""
+    runs: int = 1000
+    """Runs of the past."""
+    points: int = 10_000_000
+    """Points of a long run, which is opened."""
     seconds: float = 300.0
     """How long all views are measured, with what is between."""
     rounds: int = 4
@@ -128,3 +135,5 @@ class PageFigures:
     """The same while the page was opened."""
     calls_with: list[float] = field(default_factory=list)
     """The same while the page was open."""
+    opened_long: list[float] = field(default_factory=list)
+    """Milliseconds from the address of the long run until its curve is drawn; one for each round."""

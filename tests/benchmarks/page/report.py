@@ -84,6 +84,7 @@ def page_report(plan: PagePlan, command: str, machine: Machine, figures: PageFig
     every = [update for one in views.values() for update in one.updates]
     notes = (
         f"{plan.replicas:,} replicas that report once a second, held to one core; Chromium has half of the cores",
+        f"{plan.runs:,} runs of the past; the run of many points has {plan.points:,}",
         f"{len(every)} updates of all views: p50 {_p(50, every, _bounded):.3g}, "
         f"p95 {_p(95, every, _bounded):.3g} ms",
         f"a second watcher, % of one core: {_spread([d for one in views.values() for d in one.second_watcher])}",
@@ -143,6 +144,7 @@ def _figures(figures: PageFigures) -> Iterator[Figure]:
     yield Figure("weaver, one watcher", "cores", of_loads(lambda one: one.weaver))
     yield Figure("simulated threadlets", "cores", of_loads(lambda one: one.threadlets))
     yield Figure("the page is loaded anew", "s until it is connected", (figures.opened,))
+    yield Figure("a run of many points is opened", "ms until its curve is shown", tuple(figures.opened_long))
     yield Figure("snapshot of a second watcher", "s", tuple(figures.watcher_there))
     calls = {
         "without a page": figures.calls_without,
