@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loom.rl.models.causal import is_causal, logits_of
 from loom.rl.rollouts import Rollout
 
 CLIP = 0.2
@@ -24,6 +25,8 @@ class PolicyBatch:
 
     tokens: Tensor
     """[rollouts, prompt and completion positions]."""
+    seen: Tensor
+    """True if a position has a token of the rollout, False for padding, as `tokens`."""
     completion: int
     """The first position of the completions."""
     mask: Tensor
@@ -37,15 +40,17 @@ class PolicyBatch:
     def of(cls, rollouts: Sequence[Rollout], pad: int) -> PolicyBatch:
         before = max(len(one.prompt_tokens) for one in rollouts)
         after = max(len(one.tokens) for one in rollouts)
-        rows, logprobs = [], []
+        rows, seen, logprobs = [], [], []
         for one in rollouts:
             left, right = before - len(one.prompt_tokens), after - len(one.tokens)
             rows.append([pad] * left + one.prompt_tokens + one.tokens + [pad] * right)
+            seen.append([False] * left + [True] * (before - left + after - right) + [False] * right)
             logprobs.append(one.logprobs + [0.0] * right)
         tokens = torch.tensor(rows)
         lengths = torch.tensor([len(one.tokens) for one in rollouts])
         return cls(
             tokens=tokens,
+            seen=torch.tensor(seen),
             completion=before,
             mask=torch.arange(after)[None, :] < lengths[:, None],
             logprobs=torch.tensor(logprobs),
@@ -58,9 +63,19 @@ class PolicyBatch:
 
 
 def token_logprobs(model: Any, batch: PolicyBatch, temperature: float = 1.0) -> Tensor:
-    """Return a model's log-probability of each token of the completions, as `PolicyBatch.mask`."""
-    logits, _ = model(batch.tokens[:, :-1])
-    logits = logits[:, batch.completion - 1 :] / temperature
+    """Return a model's log-probability of each token of the completions, as `PolicyBatch.mask`.
+
+    Args:
+        model: one of transformers, or one for `loom.rl.Generator`.
+        batch: the rollouts.
+        temperature: by which logits are divided.
+    """
+    before = batch.tokens[:, :-1]
+    if is_causal(model):
+        logits = logits_of(model, before, batch.seen[:, :-1], batch.mask.shape[1])
+    else:
+        logits = model(before)[0][:, batch.completion - 1 :]
+    logits = logits.float() / temperature
     chosen = batch.tokens[:, batch.completion :, None]
     taken: Tensor = logits.log_softmax(dim=-1).gather(2, chosen)[:, :, 0]
     return taken

@@ -129,7 +129,6 @@ class OrchestratorRun:
             folder=str(self._folder),
             steps=self._spec.steps,
             weights=self._weights,
-            clip=self._spec.trainers.clip,
             temperature=spec.temperature,
             keep=options.async_level + 3,
             lines=self._spec.lines,

@@ -48,10 +48,16 @@ class Generators:
 
 @dataclass(frozen=True)
 class Trainers:
-    """The trainers of a run: a job of `loom.train`, whose groups share the rollouts of each step."""
+    """The trainers of a run: a job of `loom.train`, whose groups share the rollouts of each step.
 
-    make_model: Callable[[], Any]
-    tokenizer: Tokenizer
+    Raises:
+        WrongArguments: neither a model nor a function that makes one is given, or both are, or no tokenizer.
+    """
+
+    make_model: Callable[[], Any] | None = None
+    """Returns the model, unless `model` names one."""
+    tokenizer: Tokenizer | None = None
+    """The tokenizer of the prompts and completions; None for that of `model`."""
     groups: int = 1
     members: int = 1
     """Processes of a group."""
@@ -67,6 +73,14 @@ class Trainers:
     """Steps between two checkpoints, from which a run goes on if all trainers are lost."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `loom.train.FaultTolerantJob`, such as ``spares``."""
+    model: str | os.PathLike[str] | None = None
+    """The folder of a Hugging Face causal model, which every host reaches, or its name on the hub."""
+
+    def __post_init__(self) -> None:
+        if (self.make_model is None) == (self.model is None):
+            raise WrongArguments("trainers get either make_model, a function, or model, a folder of Hugging Face's")
+        if self.model is None and self.tokenizer is None:
+            raise WrongArguments("trainers with make_model get the tokenizer, too")
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,6 @@ class TrainerRun:
     folder: str
     steps: int
     weights: Weights
-    clip: float
     temperature: float
     keep: int
     """Weights that are kept at a time."""

@@ -19,8 +19,9 @@ from loom.actor import concurrent_endpoint
 from loom.driver_api import Session
 from loom.errors import TrainingFailed
 from loom.rl.generation.interruptible_calls import LOOK_EVERY, begin
+from loom.rl.models import causal
+from loom.rl.models.tokenizers import tokenizer_of
 from loom.rl.settings import TrainerRun, Trainers, Weights
-from loom.rl.task import Tokenizer
 from loom.train.checkpoints.files import numbered
 from loom.train.checkpoints.store import CheckpointStore
 from loom.train.controller.controller import Controller
@@ -47,9 +48,16 @@ def restored_step(folder: Path) -> int:
 
 
 class Training:
-    """The trainers of a run. Only one thread uses it."""
+    """The trainers of a run. Only one thread uses it.
+
+    Raises:
+        MissingDependency: a Hugging Face model is to be trained, and transformers is not installed.
+        WrongArguments: the model's folder has no causal model for the tokenizer, or is written in part.
+    """
 
     def __init__(self, session: Session, spec: Trainers, run: TrainerRun) -> None:
+        if spec.model is not None:
+            causal.check(spec.model, spec.tokenizer or tokenizer_of(spec.model))
         self._run = run
         self._checkpoints = Path(run.folder) / CHECKPOINTS
         self._weights = Path(run.folder) / "weights"
@@ -57,7 +65,7 @@ class Training:
             **{
                 "name": NAME,
                 "trainer": spec.actor or Trainer,
-                "args": (spec.make_model, spec.tokenizer, run),
+                "args": (spec, run),
                 "groups": spec.groups,
                 "members": spec.members,
                 "steps": run.steps,
@@ -194,11 +202,11 @@ class Trainer(TrainerActor):
 
     optimizers: Mapping[str, Callable[[Iterable[Any], float], Any]] = {"adam": adam, "adamw": adamw, "sgd": sgd}
 
-    def __init__(self, make_model: Callable[[], Any], tokenizer: Tokenizer, run: TrainerRun) -> None:
+    def __init__(self, spec: Trainers, run: TrainerRun) -> None:
         super().__init__()
-        self._make_model = make_model
-        self._tokenizer = tokenizer
+        self._spec = spec
         self._run = run
+        self._pad = 0  # the token that fills rollouts up, of which no model learns
         self._trained = 0  # rollouts that the parameters have learned from
         self._parts: list[Any] = []  # of the step that is computed
         self._count = 0  # rollouts of that step, in all processes
@@ -215,11 +223,21 @@ class Trainer(TrainerActor):
         import loom.rl.generation.weight_files
         import loom.rl.policy_gradient  # noqa: F401
 
+        if self._spec.model is not None:
+            import transformers  # noqa: F401
+
     def build(self) -> Any:
         """Return the model."""
         own = None if os.environ.get("LOOM_TIMING_DIR") else Path(self._run.folder) / "timing"
         tracing.configure(role="trainer", folder=own, lines=self._run.lines or None)
-        model = self._make_model()
+        spec = self._spec
+        if spec.make_model is not None:
+            model = spec.make_model()
+            assert spec.tokenizer is not None
+            self._pad = spec.tokenizer.pad
+        else:
+            assert spec.model is not None
+            model = causal.load(spec.model)
         for parameter in (one for one in model.parameters() if one.requires_grad):
             parameter.register_post_accumulate_grad_hook(self._clock.saw_gradient)
         return model
@@ -258,9 +276,9 @@ class Trainer(TrainerActor):
         rollouts = [one for part in self._parts for one in part.rollouts]
         if not rollouts:  # more processes than parts
             return 0.0 * sum(parameter.sum() for parameter in model.parameters())
-        tensors = PolicyBatch.of(rollouts, self._tokenizer.pad).to(self.device)
+        tensors = PolicyBatch.of(rollouts, self._pad).to(self.device)
         logprobs = token_logprobs(model, tensors, self._run.temperature)
-        return policy_loss(logprobs, tensors, self._run.clip) * batch.shards / self._parts[0].tokens
+        return policy_loss(logprobs, tensors, self._spec.clip) * batch.shards / self._parts[0].tokens
 
     def stepped(self, model: Any, step: int) -> dict[str, float]:
         """Publish the weights of the step, and return its times."""
@@ -283,7 +301,8 @@ class Trainer(TrainerActor):
 
         run = self._run
         with self._clock.measured("write_checkpoint") as began:
-            state = {name: whole(one.detach()).cpu().clone() for name, one in model.state_dict().items()}
+            kept = causal.weights_of(model) if causal.is_causal(model) else model.state_dict()
+            state = {name: whole(one.detach()).cpu().clone() for name, one in kept.items()}
             messages = run.weights is Weights.MESSAGES
             if messages:
                 self._announce(step, state)
@@ -298,9 +317,13 @@ class Trainer(TrainerActor):
         from loom.rl.generation import weight_files as weights
 
         folder = Path(self._run.folder) / "weights"
-        if not weights.path_of(folder, step).exists():  # the step may be made again, from a checkpoint
-            config = {"model": type(model).__name__, **getattr(model, "config", {})}
-            weights.save(state, config, folder, step)
+        if weights.path_of(folder, step).exists():  # the step is made again, from a checkpoint
+            return
+        if causal.is_causal(model):
+            named = causal.with_names_of_files(model, state)
+            weights.save(named, causal.config_of(model, "float32"), folder, step)
+        else:
+            weights.save(state, {"model": type(model).__name__, **_own_config(model)}, folder, step)
 
     def _announce(self, step: int, state: Mapping[str, Any] | None = None) -> None:
         """Let `await_weights` return the step. Given weights are kept for messages."""
@@ -345,6 +368,12 @@ class Trainer(TrainerActor):
             state = self._kept[sent]
         sending = [_send(generator, sent, state) for generator in generators]
         return sent, await asyncio.gather(*sending)
+
+
+def _own_config(model: Any) -> Mapping[str, Any]:
+    """Return what a model says of itself for its files, in ``config``: only a mapping is taken."""
+    config = getattr(model, "config", None)
+    return config if isinstance(config, Mapping) else {}
 
 
 async def _send(generator: Any, step: int, state: Mapping[str, Any]) -> str | None:

@@ -37,6 +37,9 @@ class Ending(str, Enum):
     EVICTED = "evicted"  # the trainer's worker was told to end; the state is with other groups, or in a checkpoint
     NO_PEERS = "no_peers"  # no group was left that had the state to take over; the processes are healthy
     FAILED = "failed"
+    REFUSED = (
+        "refused"  # the trainer cannot begin with its arguments, and another attempt would end in the same way
+    )
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,11 @@ class Waits(Brief):
 class WaitingTrainer(Trainer):
     """A trainer that waits for each rollout, more so in one rank, and while it writes.
 
-    ``make_model`` has the seconds as attributes, as the orchestrator gives it nothing else.
+    Its ``make_model`` has the seconds as attributes, as the orchestrator gives it nothing else.
     """
 
     def loss_of(self, model: Any, batch: Any) -> Any:
-        waits = self._make_model.keywords  # type: ignore[attr-defined]
+        waits = self._spec.make_model.keywords  # type: ignore[union-attr]
         rollouts = sum(len(part.rollouts) for part in self._parts)
         chance = random.Random(f"{waits['seed']} {batch.step} {batch.shard}")
         each = waits["rollout_s"] + waits["lead_s"] * (batch.shard == waits["slow_rank"])
@@ -74,7 +74,7 @@ class WaitingTrainer(Trainer):
         return super().loss_of(model, batch)
 
     def _write(self, model: Any, state: dict[str, Any], step: int) -> None:
-        waits = self._make_model.keywords  # type: ignore[attr-defined]
+        waits = self._spec.make_model.keywords  # type: ignore[union-attr]
         time.sleep(waits["write_s"] * random.Random(f"{waits['seed']} {step}").uniform(0.8, 1.2))
         super()._write(model, state, step)
 

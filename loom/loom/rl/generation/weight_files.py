@@ -81,7 +81,7 @@ def save(
     path = path_of(folder, step)
     with Aside(folder) as aside:
         model = aside.path / MODEL
-        save_file(_apart(state), model)
+        save_file(_apart(state), model, metadata={"format": "pt"})  # as transformers wants it
         own = {"step": step, "bytes": model.stat().st_size, "crc32": _checksum(model)}
         (aside.path / CONFIG).write_text(json.dumps({**config, _OWN: own}, indent=1))
         for written in (model, aside.path / CONFIG):
@@ -146,16 +146,27 @@ def whats_wrong(path: str | os.PathLike[str], *, checksum: bool = False) -> str 
             return "there is no such folder"
         config = json.loads((path / CONFIG).read_bytes())
         own = config.get(_OWN, {})
-        promised = _promised(path / MODEL)
-        size = (path / MODEL).stat().st_size
-        if size != promised or size != own.get("bytes", size):
-            return f"{MODEL} has {size} bytes instead of {own.get('bytes', promised)}"
+        if reason := whats_wrong_with_tensors(path / MODEL, own.get("bytes")):
+            return reason
         if checksum and "crc32" in own and _checksum(path / MODEL) != own["crc32"]:
             return f"{MODEL} is not what was written: its checksum differs"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         return f"it cannot be read: {error}"
+    return None
+
+
+def whats_wrong_with_tensors(file: Path, size: int | None = None) -> str | None:
+    """Return why a file of tensors is not whole, by its own header and, if given, by its size; None if it is."""
+    try:
+        promised, found = _promised(file), file.stat().st_size
+    except FileNotFoundError:
+        return f"{file.name} is missing"
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        return f"it cannot be read: {error}"
+    if found != promised or found != (size or found):
+        return f"{file.name} has {found} bytes instead of {size or promised}"
     return None
 
 

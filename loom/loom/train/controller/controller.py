@@ -176,6 +176,9 @@ class Controller:
         if any(slot.ending in (Ending.FINISHED, Ending.STOPPED, Ending.LEFT) for slot in slots):
             return
         self._events.record("job_failed", reason="no group is left, and none may be tried again")
+        refused = next((slot.last for slot in slots if slot.last.ending is Ending.REFUSED), None)
+        if refused is not None:
+            raise TrainingFailed(f"job {self._job.name!r} cannot train, in any attempt: {refused.error}")
         raise TrainingFailed(
             f"job {self._job.name!r} has lost all its groups, each {self._job.retries.attempts} times more "
             f"than it had made steps between, at step {self._slots.step}. "

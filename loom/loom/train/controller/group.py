@@ -152,7 +152,7 @@ class ReplicaGroup:
             self._fail(because("its processes do not answer", error))
             return
         training_ended.set()
-        failed = [report for report in reports if report.ending in (Ending.FAILED, Ending.NO_PEERS)]
+        failed = [report for report in reports if report.ending in (Ending.FAILED, Ending.REFUSED, Ending.NO_PEERS)]
         self.ended = (failed or reports)[0]
         self._changed()
 

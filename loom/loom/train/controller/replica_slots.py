@@ -364,9 +364,10 @@ class ReplicaSlots:
             slot.failures = 0
 
     def _take_end(self, slot: ReplicaSlot, group: ReplicaGroup, report: TrainerReport) -> None:
-        if report.ending is Ending.FAILED:
+        if report.ending in (Ending.FAILED, Ending.REFUSED):
             slot.last = report
-            self._lose(slot, (report.error or "").strip().rpartition("\n")[2])
+            reason = (report.error or "").strip().rpartition("\n")[2]
+            self._lose(slot, reason, hopeless=report.ending is Ending.REFUSED)
             return
         if report.ending is Ending.NO_PEERS and not slot.leaving:
             # The groups that had the state were lost after this one was told to begin; its processes are healthy.
@@ -442,8 +443,8 @@ class ReplicaSlots:
 
     # A slot loses its group.
 
-    def _lose(self, slot: ReplicaSlot, reason: str, *, hung: bool = False) -> None:
-        """Replace the group of a slot; if it may hang, on another host."""
+    def _lose(self, slot: ReplicaSlot, reason: str, *, hung: bool = False, hopeless: bool = False) -> None:
+        """Replace the group of a slot, on another host if it may hang; give the slot up if that is hopeless."""
         group = slot.group
         assert group is not None
         self.failures += 1
@@ -456,7 +457,7 @@ class ReplicaSlots:
             self._departed(slot, slot.state)
             return
         slot.failures += 1
-        wait = self.job.retries.wait(slot.failures)
+        wait = None if hopeless else self.job.retries.wait(slot.failures)
         if wait is None:
             slot.end(Ending.FAILED)
             left = [one.replica for one in self.open()]

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Mapping
 
+from loom.errors import WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.agreement import AgreedConfig
@@ -143,6 +144,10 @@ class TrainingLoop:
             report.ending = leave.ending
         except NoPeers as error:
             report.ending, report.error = Ending.NO_PEERS, str(error)
+        except WrongArguments as error:
+            # Once it has made a step, its arguments were good.
+            report.ending = Ending.REFUSED if report.first_step_at is None else Ending.FAILED
+            report.error = f"{type(error).__name__}: {error}"
         except Exception:  # noqa: BLE001 - the job decides what follows
             report.ending, report.error = Ending.FAILED, traceback.format_exc(limit=-8)
             if not process_ends():

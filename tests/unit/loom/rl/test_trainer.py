@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from loom.rl import trainer as module
+from loom.rl.arithmetic import Characters
 from loom.rl.rollouts import Rollout, RolloutStore, split
-from loom.rl.settings import TrainerRun, Weights
+from loom.rl.settings import TrainerRun, Trainers, Weights
 from loom.rl.trainer import Trainer
 from loom.train.settings import Batch
 
@@ -31,8 +32,8 @@ class Waiting(Trainer):
 
 
 def made(folder: Path, weights: Weights = Weights.FILES) -> Waiting:
-    run = TrainerRun(str(folder), steps=9, weights=weights, clip=0.2, temperature=1.0, keep=2, lines=False)
-    trainer = Waiting(lambda: None, None, run)  # type: ignore[arg-type]
+    run = TrainerRun(str(folder), steps=9, weights=weights, temperature=1.0, keep=2, lines=False)
+    trainer = Waiting(Trainers(lambda: None, Characters()), run)
     trainer.looked = threading.Semaphore(0)
     return trainer
 

@@ -61,6 +61,17 @@ def test_a_group_whose_error_mentions_no_peers_has_failed_all_the_same() -> None
     assert job.of("group_retried") == [("train_0", {"attempt": 1, "wait": 0.0})]
 
 
+def test_a_group_that_cannot_begin_with_its_arguments_is_not_tried_again() -> None:
+    job = Job()
+    group, slot = job.train()
+
+    job.end(group, Ending.REFUSED, error="WrongArguments: there is no folder /models/none")
+
+    assert slot.ending is Ending.FAILED
+    assert job.of("group_retried") == []
+    assert job.of("job_smaller")[0][1]["reason"] == "WrongArguments: there is no folder /models/none"
+
+
 def test_a_group_that_is_to_leave_and_finds_nobody_does_not_begin_again() -> None:
     job = Job()
     group, _ = job.train()
