@@ -3,11 +3,13 @@
 from loom.rl.arithmetic import Arithmetic as Arithmetic
 from loom.rl.arithmetic import Characters as Characters
 from loom.rl.arithmetic import arithmetic_run as arithmetic_run
+from loom.rl.dataset import DatasetTask as DatasetTask
 from loom.rl.generation.completions import Completion as Completion
 from loom.rl.generation.generator import Generator as Generator
 from loom.rl.generation.weight_client import WeightsVia as WeightsVia
 from loom.rl.models.tokenizers import tokenizer_of as tokenizer_of
 from loom.rl.orchestrator import Orchestrator as Orchestrator
+from loom.rl.prompts import Prompt as Prompt
 from loom.rl.rollouts import Rollout as Rollout
 from loom.rl.rollouts import RolloutStore as RolloutStore
 from loom.rl.settings import Generators as Generators

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from loom import tracing
-from loom.errors import Conflict, WrongArguments
+from loom.errors import Conflict, LoomError, WrongArguments
 from loom.rl.generation.generator_pool import GeneratorPool, Inflight, PooledGenerator, PromptRequest
 from loom.rl.generation.generator_requests import GeneratorRequests
 from loom.rl.generation.interruptible_calls import ProcessGone
 from loom.rl.generation.weight_client import WeightsVia
 from loom.rl.generation.weight_orders import WeightOrders
+from loom.rl.judging import Answer, Judge, Judged
 from loom.rl.process_home import process_home
+from loom.rl.prompts import Prompt
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun, Weights
+from loom.rl.task import prompt_tokens
 from loom.rl.trainer import Training, restored_step
 from loom.threadlet import Deferred, Threadlet
 
@@ -100,8 +104,8 @@ _log = logging.getLogger("loom")
 
 NAME = "orchestrator"
 """The replica of the orchestrator in the weaver, and the group of it."""
-Answer = tuple[str, str, list[Any]]
-"""Id, prompt and completions."""
+ATTEMPTS = 3
+"""Times that a step is generated if none of its completions can be rewarded."""
 SEEDS = 1_000_003
 """The distance of two steps' seeds."""
 
@@ -121,6 +125,10 @@ class OrchestratorRun:
         self._barrier = AsyncBarrier(self._options.async_level)
         self._dropped = 0
         self._asked = 0  # prompts of requests that go on from step to step
+        self._asked_prompts: dict[str, Prompt] = {}  # of those requests, by id
+        self._judge = Judge(spec)
+        self._failed = 0
+        self._evaluated: dict[str, float] = {}  # the newest evaluation
         self._seconds: dict[str, float] = {}
 
     def run(self) -> RunSummary:
@@ -150,6 +158,7 @@ class OrchestratorRun:
                 _claim_name(threadlet)
                 self._register(threadlet)
                 if first < self._spec.steps:
+                    self._judge.start()
                     pool.resize(options.generators)
                     self._barrier.ckpt_step = training.await_weights(self._barrier.target(first))
                     pool.await_all()
@@ -166,6 +175,7 @@ class OrchestratorRun:
             pool.close()
             training.close()
             requests.close()
+            self._judge.close()
         return RunSummary(
             steps=tuple(self._records.all),
             trained=int(result.metrics.get("rollouts/trained", 0)),
@@ -200,11 +210,13 @@ class OrchestratorRun:
     def _config(self, options: Options) -> Mapping[str, object]:
         """Return what the weaver shows as the configuration: the options, and what does not change."""
         plain = {"weights_via": options.weights_via.value, "split": list(options.split)}
+        plain["reward_weights"] = list(options.reward_weights)
         return {**asdict(options), **plain, "weights": self._weights.value}
 
     def _register(self, threadlet: Threadlet) -> None:
         for name in ("batch", "generators", "max_tokens", "async_level", "inflight"):
             threadlet.handler(name)(_handler(functools.partial(self._change, name), int))
+        threadlet.handler("reward_weights")(_handler(self._change_reward_weights, list[float]))
         threadlet.handler("split")(_handler(self._change_split, list[float]))
         threadlet.handler("weights_via")(_handler(functools.partial(self._change, "weights_via"), WeightsVia))
 
@@ -220,6 +232,12 @@ class OrchestratorRun:
         if len(shares) not in (0, self._training.ranks()):
             raise WrongArguments(f"split has {len(shares)} shares, for {self._training.ranks()} trainer processes")
         return self._change("split", tuple(shares))
+
+    def _change_reward_weights(self, weights: list[float]) -> Deferred:
+        names = self._judge.names
+        if len(weights) != len(names):
+            raise WrongArguments(f"reward_weights has {len(weights)} values, for {', '.join(names)}")
+        return self._change("reward_weights", tuple(weights))
 
     def _adopt_changes(self, step: int) -> None:
         if self._wanted.generators != self._options.generators:
@@ -238,7 +256,9 @@ class OrchestratorRun:
         self._barrier.async_level = min(self._options.async_level, self._bound)
         if self._barrier.hit(step):
             self._update_weights(step)
-        answers, rollouts, dropped = self._generate(step)
+        every = self._spec.evaluate_every
+        evaluation = self._evaluate() if every and step % every == 0 else None
+        answers, judged, rollouts, dropped = self._generate(step)
         with _timed(self._seconds, "write_batch"):
             self._store.write(split(rollouts, step, self._training.ranks(), self._options.split))
             self._training.rollouts_written()
@@ -247,13 +267,17 @@ class OrchestratorRun:
         seconds = time.monotonic() - began
         record = StepRecord(
             step=step,
-            reward=sum(one.reward for one in rollouts) / len(rollouts),
+            reward=statistics.fmean(judged.rewards),
             staleness=self._barrier.staleness(step),
             trunc_pct=100 * sum(cut) / max(1, len(cut)),
             dropped=dropped,
             rollouts=len(rollouts),
             seconds=seconds,
+            failed=judged.failed,
+            flat=judged.flat,
+            evaluation=evaluation,
         )
+        self._failed += judged.failed
         tracing.event(
             "rollout",
             trunc_pct=record.trunc_pct,
@@ -265,7 +289,7 @@ class OrchestratorRun:
         self._records.add(record)
         if self._spec.on_step is not None:
             self._spec.on_step(record)
-        return self._metrics(record)
+        return {**self._metrics(record), **{f"rewards/{name}": one for name, one in judged.means.items()}}
 
     def _metrics(self, record: StepRecord) -> Mapping[str, object]:
         own = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
@@ -277,6 +301,9 @@ class OrchestratorRun:
             "staleness": record.staleness,
             "trunc_pct": record.trunc_pct,
             "rollouts/dropped": self._dropped,
+            "rewards/failed": self._failed,
+            "rewards/flat": record.flat,
+            **{f"eval/{name}": one for name, one in self._evaluated.items()},
             "generators": len(self._pool.living),
             "trainers": self._training.running(),
         }
@@ -304,9 +331,22 @@ class OrchestratorRun:
         if loaded.lost:
             raise ProcessGone(loaded.lost[0][1])
 
-    def _generate(self, step: int) -> tuple[list[Answer], list[Rollout], int]:
-        """Return the completions of a step, the rollouts to train on, and the number of too old ones."""
-        options, dropped = self._options, 0
+    def _evaluate(self) -> float | None:
+        """Judge a completion of each prompt of the evaluation; return their mean reward."""
+        prompts = [Prompt.of(one) for one in self._spec.task.evaluation()]
+        if not prompts:
+            return None
+        with _timed(self._seconds, "evaluate"):
+            completions = self._pool.generate([self._sent(one) for one in prompts], 1, self._options.max_tokens, 0)
+            answers = [(str(at), *one) for at, one in enumerate(zip(prompts, completions, strict=True))]
+            judged = self._judge.judge(answers, self._options.reward_weights)
+        reward = {"reward": statistics.fmean(judged.rewards)} if judged.rewards else {}
+        self._evaluated = {**reward, **judged.means, "failed": judged.failed}
+        return reward.get("reward")
+
+    def _generate(self, step: int) -> tuple[list[Answer], Judged, list[Rollout], int]:
+        """Return the completions of a step, their judgement, what to train on, and how many were too old."""
+        options, dropped, attempt = self._options, 0, 0
         while True:
             inflight = max(options.batch, options.inflight, self._inflight.count * options.group)
             tracing.event("gen.batch.start", inflight=inflight, target_batch=options.batch)
@@ -316,49 +356,59 @@ class OrchestratorRun:
             dur_ms = 1000 * (self._seconds["generate"] - before)
             tracing.event("gen.batch.done", completions=options.batch, dur_ms=dur_ms, inflight=inflight)
             with _timed(self._seconds, "rewards"):
-                rollouts = self._judge(answers)
-            kept = fresh(rollouts, step, self._bound)
-            dropped += len(rollouts) - len(kept)
-            self._dropped += len(rollouts) - len(kept)
+                judged = self._judge.judge(answers, self._options.reward_weights)
+            if judged.failed:
+                count = sum(len(group) for _, _, group in answers)
+                text = "%d of %d completions of step %d have no reward, and are left out: %s"
+                _log.warning(text, judged.failed, count, step, judged.failure)
+            kept = fresh(judged.rollouts, step, self._bound)
+            old = len(judged.rollouts) - len(kept)
+            dropped += old
+            self._dropped += old
             if kept:
-                return answers, kept, dropped
-            _log.warning("all rollouts of step %d are too old: it is generated again", step)
+                return answers, judged, kept, dropped
+            if not judged.rewards:
+                attempt += 1
+                if attempt == ATTEMPTS:
+                    text = f"no completion of step {step} has a reward, in {ATTEMPTS} attempts: {judged.failure}"
+                    raise LoomError(text)
+            _log.warning("no rollout of step %d can be trained on: it is generated again", step)
 
     def _answers(self, step: int) -> list[Answer]:
         options = self._options
         wanted, seed = options.batch // options.group, SEEDS * step
         if options.inflight <= options.batch and not self._inflight.count:
-            prompts = self._spec.task.prompts(step, wanted)
-            completions = self._pool.generate(prompts, options.group, options.max_tokens, seed)
+            prompts = self._prompts(step, wanted)
+            sent = [self._sent(one) for one in prompts]
+            completions = self._pool.generate(sent, options.group, options.max_tokens, seed)
             return [(f"{step}.{n}", *one) for n, one in enumerate(zip(prompts, completions, strict=True))]
         missing = max(wanted, options.inflight // options.group) - self._inflight.count
-        prompts = self._spec.task.prompts(step, missing) if missing > 0 else []
+        prompts = self._prompts(step, missing) if missing > 0 else []
         self._asked += len(prompts)
         first = self._asked - len(prompts)
         new = [
-            PromptRequest(f"{step}.{first + n}", prompt, options.group, options.max_tokens, seed + 31 * n)
+            PromptRequest(
+                f"{step}.{first + n}", self._sent(prompt), options.group, options.max_tokens, seed + 31 * n
+            )
             for n, prompt in enumerate(prompts)
         ]
-        return [(one.id, one.prompt, found) for one, found in self._inflight.next_finished(wanted, new)]
+        self._asked_prompts.update((one.id, prompt) for one, prompt in zip(new, prompts, strict=True))
+        finished = self._inflight.next_finished(wanted, new)
+        return [(one.id, self._asked_prompts.pop(one.id), found) for one, found in finished]
 
-    def _judge(self, answers: list[Answer]) -> list[Rollout]:
-        rewards = [
-            [float(self._spec.task.reward(prompt, one.text)) for one in group] for _, prompt, group in answers
-        ]
-        advantages = self._spec.task.advantages(rewards)
-        return [
-            Rollout(
-                id=f"{id}.{sample}",
-                prompt_tokens=list(one.prompt_tokens),
-                tokens=list(one.tokens),
-                logprobs=list(one.logprobs),
-                reward=rewards[place][sample],
-                advantage=float(advantages[place][sample]),
-                weights_step=one.weights_step,
-            )
-            for place, (id, _, group) in enumerate(answers)
-            for sample, one in enumerate(group)
-        ]
+    def _prompts(self, step: int, count: int) -> list[Prompt]:
+        prompts = [Prompt.of(one) for one in self._spec.task.prompts(step, count)]
+        if len(prompts) != count:
+            raise WrongArguments(f"the task gave {len(prompts)} prompts for step {step}, and not {count}")
+        if prompts:
+            self._judge.check(prompts[0])
+        return prompts
+
+    def _sent(self, prompt: Prompt) -> Any:
+        """Return what generators get: a text, or the tokens of a chat."""
+        if isinstance(prompt.content, str):
+            return prompt.content
+        return prompt_tokens(prompt, self._spec.generators.tokenizer)
 
     def _tidy(self) -> None:
         """Remove rollouts and weights that nobody needs any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -111,6 +112,8 @@ class Options:
     weights_via: WeightsVia
     inflight: int = 0
     """Completions that are generated at the same time, at least; those beyond ``batch`` go into later steps."""
+    reward_weights: tuple[float, ...] = (1.0,)
+    """Of each of the task's reward functions."""
     split: tuple[float, ...] = ()
     """The share of a step for each trainer process, in any unit; empty for equal shares."""
 
@@ -122,6 +125,8 @@ class Options:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {bound} at least")
         if self.batch % self.group:
             raise WrongArguments(f"batch is {self.batch}: it has to be a multiple of group, which is {self.group}")
+        if not all(map(math.isfinite, self.reward_weights)):
+            raise WrongArguments(f"reward_weights is {list(self.reward_weights)}: they have to be finite numbers")
         if any(share < 0 for share in self.split) or (self.split and not sum(self.split)):
             raise WrongArguments(
                 f"split is {list(self.split)}: no share may be below 0, and one has to be above it"
@@ -141,6 +146,12 @@ class StepRecord:
     """Completions of the step that were too old to train on."""
     rollouts: int
     seconds: float
+    failed: int = 0
+    """Completions without a reward, which are not trained on."""
+    flat: int = 0
+    """Prompts whose completions are all equally good."""
+    evaluation: float | None = None
+    """The mean reward of the evaluation before the step, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +212,14 @@ class RunSpec:
     """
     connections: int = POOL
     """Connections of the pool for HTTP requests."""
+    reward_timeout: float = 30.0
+    """Seconds that a reward function may take."""
+    reward_processes: int = 2
+    """Processes that judge completions."""
+    filter_groups: bool = False
+    """True if prompts whose completions are all equally good are left out: they have no gradient."""
+    evaluate_every: int = 0
+    """Steps between two evaluations of the policy on `Task.evaluation`; 0 for none."""
     lines: bool = True
     """True if the processes also print their events, as the log lines of `loom.tracing`.
 
@@ -213,6 +232,11 @@ class RunSpec:
         self.options.check()
         if self.steps < 1:
             raise WrongArguments(f"steps is {self.steps}: it has to be 1 at least")
+        if not 0 < self.reward_timeout < math.inf:
+            raise WrongArguments(f"reward_timeout is {self.reward_timeout}: it has to be a number above 0")
+        for name, least in (("reward_processes", 1), ("evaluate_every", 0)):
+            if getattr(self, name) < least:
+                raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {least} at least")
         Weights(self.weights)
 
     @property
@@ -226,4 +250,5 @@ class RunSpec:
             async_level=self.async_level,
             weights_via=WeightsVia(self.weights_via),
             inflight=self.inflight,
+            reward_weights=tuple(self.task.weights()),
         )

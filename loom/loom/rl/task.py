@@ -6,6 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Protocol
 
+from loom.errors import WrongArguments
+from loom.rl.prompts import Message, Prompt
+from loom.rl.rewards.functions import RewardFunction
+
 
 class Tokenizer(Protocol):
     """A tokenizer. Its ids are smaller than `size`."""
@@ -24,16 +28,52 @@ class Tokenizer(Protocol):
         """Return the text of some tokens, without `eos` and `pad`."""
 
 
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that also knows how a chat is written."""
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of messages, and of the beginning of the next answer."""
+
+
+def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of a prompt.
+
+    Raises:
+        WrongArguments: it is a chat, and the tokenizer has no template for one.
+    """
+    if isinstance(prompt.content, str):
+        return list(tokenizer.encode(prompt.content))
+    chat = getattr(tokenizer, "chat", None)
+    if chat is None:
+        raise WrongArguments("the prompts are messages, and the tokenizer has no chat template: give texts")
+    return list(chat(prompt.content))
+
+
 class Task:
     """A task with a reward that a program can compute. A subclass overrides at least `prompts` and `reward`."""
 
-    def prompts(self, step: int, n: int) -> list[str]:
-        """Return the prompts of a step. They depend only on the step, so that a step can be made again."""
+    def prompts(self, step: int, n: int) -> Sequence[str | Sequence[Message] | Prompt]:
+        """Return the prompts of a step. They depend only on its arguments, so that a step can be made again."""
         raise NotImplementedError(f"{type(self).__name__} has to give prompts(self, step, n)")
 
     def reward(self, prompt: str, completion: str) -> float:
-        """Return how good a completion is; more is better."""
+        """Return how good a completion is; more is better. It is called in a process of its own.
+
+        A completion for which this raises has no reward, and is not trained on.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to give reward(self, prompt, completion)")
+
+    def rewards(self) -> Sequence[RewardFunction]:
+        """Return the functions whose numbers are added up: by default `reward` alone."""
+        return [RewardFunction("reward", self.reward, plain=True)]
+
+    def weights(self) -> Sequence[float]:
+        """Return the first weight of each of these functions, which ``reward_weights`` changes."""
+        return [1.0] * len(self.rewards())
+
+    def evaluation(self) -> Sequence[str | Sequence[Message] | Prompt]:
+        """Return the prompts of an evaluation, which are not trained on."""
+        return ()
 
     def advantages(self, rewards: list[list[float]]) -> list[list[float]]:
         """Return how much better each completion is than the others of its prompt.
