@@ -62,19 +62,21 @@ class PolicyBatch:
         return PolicyBatch(completion=self.completion, **moved)
 
 
-def token_logprobs(model: Any, batch: PolicyBatch, temperature: float = 1.0) -> Tensor:
+def token_logprobs(model: Any, batch: PolicyBatch, temperature: float = 1.0, *, bfloat16: bool = False) -> Tensor:
     """Return a model's log-probability of each token of the completions, as `PolicyBatch.mask`.
 
     Args:
         model: one of transformers, or one for `loom.rl.Generator`.
         batch: the rollouts.
         temperature: by which logits are divided.
+        bfloat16: whether the model computes in it, on a GPU.
     """
     before = batch.tokens[:, :-1]
-    if is_causal(model):
-        logits = logits_of(model, before, batch.seen[:, :-1], batch.mask.shape[1])
-    else:
-        logits = model(before)[0][:, batch.completion - 1 :]
+    with torch.autocast("cuda", torch.bfloat16, enabled=bfloat16):
+        if is_causal(model):
+            logits = logits_of(model, before, batch.seen[:, :-1], batch.mask.shape[1])
+        else:
+            logits = model(before)[0][:, batch.completion - 1 :]
     logits = logits.float() / temperature
     chosen = batch.tokens[:, batch.completion :, None]
     taken: Tensor = logits.log_softmax(dim=-1).gather(2, chosen)[:, :, 0]

@@ -75,13 +75,28 @@ class Trainers:
     job: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `loom.train.FaultTolerantJob`, such as ``spares``."""
     model: str | os.PathLike[str] | None = None
-    """The folder of a Hugging Face causal model, which every host reaches, or its name on the hub."""
+    """The folder of a Hugging Face causal model, which every host reaches, or its name on the hub.
+
+    The members of a group share its parameters (FSDP2) unless `job` says ``{"parallel": "ddp"}``.
+    """
+    gpus: bool = False
+    """True if each process has a GPU of its own; groups and members then exchange tensors by NCCL."""
+    bfloat16: bool = True
+    """True if `model` computes in bfloat16 on GPUs, and is published so; its parameters stay in float32."""
+    checkpoint_activations: bool = False
+    """True if the layers of `model` are computed again for the gradient, instead of keeping what they computed."""
 
     def __post_init__(self) -> None:
         if (self.make_model is None) == (self.model is None):
             raise WrongArguments("trainers get either make_model, a function, or model, a folder of Hugging Face's")
         if self.model is None and self.tokenizer is None:
             raise WrongArguments("trainers with make_model get the tokenizer, too")
+
+    @property
+    def parallel(self) -> str:
+        """``fsdp`` if the members of a group share the parameters, ``ddp`` if only the batches."""
+        default = "ddp" if self.model is None or self.members == 1 else "fsdp"
+        return str(self.job.get("parallel", default))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from loom.errors import TrainingFailed
 from loom.rl.generation.interruptible_calls import LOOK_EVERY, begin
 from loom.rl.models import causal
 from loom.rl.models.tokenizers import tokenizer_of
+from loom.rl.rollouts import Rollout
 from loom.rl.settings import TrainerRun, Trainers, Weights
 from loom.train.checkpoints.files import numbered
 from loom.train.checkpoints.store import CheckpointStore
@@ -64,10 +65,12 @@ class Training:
         self._job = JobSpec(
             **{
                 "name": NAME,
-                "trainer": spec.actor or Trainer,
+                "trainer": spec.actor or (GpuTrainer if spec.gpus else Trainer),
                 "args": (spec, run),
                 "groups": spec.groups,
                 "members": spec.members,
+                "parallel": spec.parallel,
+                "backend": "nccl" if spec.gpus else "gloo",
                 "steps": run.steps,
                 "config": spec.config,
                 "checkpoints": str(self._checkpoints),
@@ -183,6 +186,8 @@ def _wait(future: Future[Any]) -> None:
     wait([future], LOOK_EVERY)
 
 
+NOTHING = Rollout("", [0], [0], [0.0], 0.0, advantage=0.0, weights_step=0)
+"""A rollout from which nothing is learned."""
 ATTEND_EVERY = 0.1  # seconds between two looks for commands, while a step waits for its rollouts
 
 
@@ -238,15 +243,22 @@ class Trainer(TrainerActor):
         else:
             assert spec.model is not None
             model = causal.load(spec.model)
-        for parameter in (one for one in model.parameters() if one.requires_grad):
-            parameter.register_post_accumulate_grad_hook(self._clock.saw_gradient)
+            if spec.checkpoint_activations:
+                causal.checkpoint_activations(model)
+            if self.device.startswith("cuda"):
+                causal.check_room(model, self.device, spec.members if spec.parallel == "fsdp" else 1)
         return model
+
+    def parts(self, model: Any) -> Sequence[Any]:
+        """Return the layers of a model of transformers."""
+        return causal.layers_of(model) if causal.is_causal(model) else ()
 
     def loss(self, model: Any, batch: Batch) -> Any:
         """Publish the weights, wait for the rollouts of the step, and return their loss."""
         from loom.rl.rollouts import RolloutStore, parts_of
 
         self._shard = batch.shard
+        self._clock.watch(model)
         if self._published != batch.step:
             self._publish(model, batch.step)
         store = RolloutStore(self._run.folder)
@@ -274,11 +286,15 @@ class Trainer(TrainerActor):
         from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
 
         rollouts = [one for part in self._parts for one in part.rollouts]
-        if not rollouts:  # more processes than parts
-            return 0.0 * sum(parameter.sum() for parameter in model.parameters())
-        tensors = PolicyBatch.of(rollouts, self._pad).to(self.device)
-        logprobs = token_logprobs(model, tensors, self._run.temperature)
+        # Of more processes than parts each computes something: the members of a group gather each layer together.
+        tensors = PolicyBatch.of(rollouts or [NOTHING], self._pad).to(self.device)
+        logprobs = token_logprobs(model, tensors, self._run.temperature, bfloat16=self._bfloat16)
         return policy_loss(logprobs, tensors, self._spec.clip) * batch.shards / self._parts[0].tokens
+
+    @property
+    def _bfloat16(self) -> bool:
+        """True if the model computes in bfloat16."""
+        return self._spec.model is not None and self._spec.bfloat16 and self.device.startswith("cuda")
 
     def stepped(self, model: Any, step: int) -> dict[str, float]:
         """Publish the weights of the step, and return its times."""
@@ -297,33 +313,40 @@ class Trainer(TrainerActor):
 
     def _publish(self, model: Any, step: int) -> None:
         """Make the weights of a step known: all processes call this, and the first one writes."""
-        from loom.train.loop.training_state import whole
+        from loom.rl.generation import tensor_files
 
-        run = self._run
+        run, members = self._run, self._spec.members
         with self._clock.measured("write_checkpoint") as began:
-            kept = causal.weights_of(model) if causal.is_causal(model) else model.state_dict()
-            state = {name: whole(one.detach()).cpu().clone() for name, one in kept.items()}
+            weights = causal.weights_of(model) if causal.is_causal(model) else model.state_dict()
             messages = run.weights is Weights.MESSAGES
-            if messages:
-                self._announce(step, state)
-            if self._shard == 0 and (not messages or step == run.steps):
-                self._write(model, state, step)
-                tracing.event("ckpt.write.done", step=step, write_ms=1000 * (time.monotonic() - began))
-                if not messages:
-                    self._announce(step)
+            if messages and self._shard % members:  # the first of its group sends them
+                tensor_files.take_part(weights)
+            elif messages:
+                whole = tensor_files.gathered(weights)
+                self._announce(step, {name: one.to("cpu", copy=True) for name, one in whole})
+            if self._shard < members and (not messages or step == run.steps):
+                self._write(model, weights, step)
+                if self._shard == 0:
+                    write_ms = 1000 * (time.monotonic() - began)
+                    tracing.event("ckpt.write.done", step=step, write_ms=write_ms)
+                    if not messages:
+                        self._announce(step)
         self._published = step
 
-    def _write(self, model: Any, state: Mapping[str, Any], step: int) -> None:
-        from loom.rl.generation import weight_files as weights
+    def _write(self, model: Any, weights: Mapping[str, Any], step: int) -> None:
+        """Write weights to their folder: the first process does, the others of its group give it their parts."""
+        from loom.rl.generation import tensor_files, weight_files
 
         folder = Path(self._run.folder) / "weights"
-        if weights.path_of(folder, step).exists():  # the step is made again, from a checkpoint
-            return
-        if causal.is_causal(model):
-            named = causal.with_names_of_files(model, state)
-            weights.save(named, causal.config_of(model, "float32"), folder, step)
+        dtype = "bfloat16" if self._bfloat16 else None
+        if self._shard != 0 or weight_files.path_of(folder, step).exists():  # the step is made again
+            tensor_files.take_part(weights, dtype)
+        elif causal.is_causal(model):
+            config = causal.config_of(model, dtype or "float32")
+            weight_files.save(causal.with_names_of_files(model, weights, dtype), config, folder, step, dtype=dtype)
         else:
-            weights.save(state, {"model": type(model).__name__, **_own_config(model)}, folder, step)
+            config = {"model": type(model).__name__, **_own_config(model)}
+            weight_files.save(weights, config, folder, step)
 
     def _announce(self, step: int, state: Mapping[str, Any] | None = None) -> None:
         """Let `await_weights` return the step. Given weights are kept for messages."""
@@ -370,6 +393,12 @@ class Trainer(TrainerActor):
         return sent, await asyncio.gather(*sending)
 
 
+class GpuTrainer(Trainer):
+    """A trainer with a GPU of its own."""
+
+    device = "cuda"
+
+
 def _own_config(model: Any) -> Mapping[str, Any]:
     """Return what a model says of itself for its files, in ``config``: only a mapping is taken."""
     config = getattr(model, "config", None)
@@ -395,12 +424,20 @@ class _TrainerClock:
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._step_began = self._began = self._gradient = time.monotonic()
+        self._watched: Any = None
 
     def add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def measured(self, name: str) -> _Measured:
         return _Measured(self, name)
+
+    def watch(self, model: Any) -> None:
+        """Have the gradients of a model noted. Its members share the parameters by now, if they do so at all."""
+        if self._watched is not model:
+            self._watched = model
+            for parameter in (one for one in model.parameters() if one.requires_grad):
+                parameter.register_post_accumulate_grad_hook(self.saw_gradient)
 
     def begin(self) -> None:
         """Note that the loss is computed from here on."""

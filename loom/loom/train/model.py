@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from loom.train.settings import Batch
@@ -43,6 +43,13 @@ class TrainerModel:
     def build(self) -> Any:
         """Return the model, a ``torch.nn.Module``. It has to be the same in each process."""
         raise NotImplementedError(f"{type(self).__name__} has to give build(self), which returns the model")
+
+    def parts(self, model: Any) -> Sequence[Any]:
+        """Return the modules whose parameters are gathered at a time with ``parallel="fsdp"``, such as its layers.
+
+        The parameters that are in none of them are gathered at once.
+        """
+        return ()
 
     def loss(self, model: Any, batch: Batch) -> Any:
         """Return the loss of a model on a batch: a tensor that can be differentiated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,10 @@ class WaitingTrainer(Trainer):
         time.sleep(each * rollouts * chance.uniform(0.8, 1.2))
         return super().loss_of(model, batch)
 
-    def _write(self, model: Any, state: dict[str, Any], step: int) -> None:
+    def _write(self, model: Any, weights: Mapping[str, Any], step: int) -> None:
         waits = self._spec.make_model.keywords  # type: ignore[union-attr]
         time.sleep(waits["write_s"] * random.Random(f"{waits['seed']} {step}").uniform(0.8, 1.2))
-        super()._write(model, state, step)
+        super()._write(model, weights, step)
 
 
 def plain_model(

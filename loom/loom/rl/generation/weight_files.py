@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 import threading
 import time
 import zlib
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from loom import tracing
 from loom.errors import CheckpointBroken, Denied, WrongArguments
 from loom.process.state_file import sync_folder
+from loom.rl.generation import tensor_files
 from loom.train.checkpoints.files import Aside, remove, remove_leftovers
 
 if TYPE_CHECKING:
@@ -55,22 +55,25 @@ def save(
     step: int,
     *,
     keep: int | None = None,
+    dtype: str | None = None,
+    final: tensor_files.Final = tensor_files.unchanged,
 ) -> Path:
     """Write the weights of a step; return their folder. Weights of the same step are replaced.
 
     Args:
-        state: tensors by name, of any device.
+        state: tensors by name, of any device. While they are sharded, the other members of the group have to call
+            `tensor_files.take_part`.
         config: what JSON can hold, to build the model with.
         folder: of all steps.
         step: the step of the training that the weights are after.
         keep: how many of the newest whole weights remain; None for all of them.
+        dtype: the type of floating-point numbers in the file, such as ``bfloat16``; None for each tensor's own.
+        final: the last change of each whole tensor.
 
     Raises:
         WrongArguments: ``step`` is no whole number from 0, or ``keep`` is none from 1.
         OSError: the folder cannot be written; what was there is as it was.
     """
-    from safetensors.torch import save_file
-
     if type(step) is not int or step < 0:
         raise WrongArguments(f"the step of weights is a whole number from 0, not {step!r:.40}")
     if keep is not None and keep < 1:
@@ -81,11 +84,10 @@ def save(
     path = path_of(folder, step)
     with Aside(folder) as aside:
         model = aside.path / MODEL
-        save_file(_apart(state), model, metadata={"format": "pt"})  # as transformers wants it
-        own = {"step": step, "bytes": model.stat().st_size, "crc32": _checksum(model)}
+        checksum = tensor_files.write(model, state, dtype, final)
+        own = {"step": step, "bytes": model.stat().st_size, "crc32": checksum}
         (aside.path / CONFIG).write_text(json.dumps({**config, _OWN: own}, indent=1))
-        for written in (model, aside.path / CONFIG):
-            _sync(written)
+        _sync(aside.path / CONFIG)
         sync_folder(aside.path)
         if path.exists():
             remove(path)
@@ -146,7 +148,7 @@ def whats_wrong(path: str | os.PathLike[str], *, checksum: bool = False) -> str 
             return "there is no such folder"
         config = json.loads((path / CONFIG).read_bytes())
         own = config.get(_OWN, {})
-        if reason := whats_wrong_with_tensors(path / MODEL, own.get("bytes")):
+        if reason := tensor_files.whats_wrong(path / MODEL, own.get("bytes")):
             return reason
         if checksum and "crc32" in own and _checksum(path / MODEL) != own["crc32"]:
             return f"{MODEL} is not what was written: its checksum differs"
@@ -157,48 +159,11 @@ def whats_wrong(path: str | os.PathLike[str], *, checksum: bool = False) -> str 
     return None
 
 
-def whats_wrong_with_tensors(file: Path, size: int | None = None) -> str | None:
-    """Return why a file of tensors is not whole, by its own header and, if given, by its size; None if it is."""
-    try:
-        promised, found = _promised(file), file.stat().st_size
-    except FileNotFoundError:
-        return f"{file.name} is missing"
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        return f"it cannot be read: {error}"
-    if found != promised or found != (size or found):
-        return f"{file.name} has {found} bytes instead of {size or promised}"
-    return None
-
-
-def _promised(model: Path) -> int:
-    """Return how many bytes a file of tensors has by its own header; raise ValueError if that is none."""
-    with open(model, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        if len(start) < 8 or (length := struct.unpack("<Q", start)[0]) > size - 8:
-            raise ValueError(f"{model.name} has no whole header")
-        header = json.loads(file.read(length))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return int(8 + length + max(ends, default=0))
-
-
 def _steps(folder: str | os.PathLike[str]) -> list[int]:
     """Return the steps of a folder, whole or not, the newest first."""
     found = (step_of(path) for path in Path(folder).glob("step_*"))
     steps = {step for step in found if step is not None}
     return sorted((step for step in steps if path_of(folder, step).is_dir()), reverse=True)
-
-
-def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, each with memory of its own, as the format wants it."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in state.items():
-        own = tensor.detach().cpu().contiguous()
-        place = own.untyped_storage().data_ptr()
-        apart[name] = own.clone() if place in seen else own
-        seen.add(place)
-    return apart
 
 
 def _checksum(path: Path) -> int:

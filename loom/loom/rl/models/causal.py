@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.errors import WrongArguments
 from loom.extras import require
+from loom.rl.generation.tensor_files import gathered, whats_wrong
 from loom.rl.task import Tokenizer
 
 if TYPE_CHECKING:
@@ -99,6 +101,40 @@ def logits_of(model: Any, tokens: Tensor, seen: Tensor, last: int) -> Tensor:
     return logits[:, -last:]
 
 
+def layers_of(model: Any) -> list[Any]:
+    """Return the layers of a model of transformers, whose parameters are used together."""
+    kinds = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in kinds]
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Compute the layers of a model of transformers again for the gradient, instead of keeping activations."""
+    from torch.utils.checkpoint import checkpoint
+
+    for layer in layers_of(model):
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+BYTES_EACH = 16
+"""Bytes of a parameter in training: it, its gradient and two averages of Adam's, in float32."""
+
+
+def check_room(model: Any, device: str, members: int) -> None:
+    """Raise `WrongArguments` if a GPU cannot hold a member's share of a model in training, besides activations."""
+    import torch
+
+    learned = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    fixed = sum(one.numel() * one.element_size() for one in model.parameters() if not one.requires_grad)
+    wanted = (BYTES_EACH * learned + fixed) / members
+    room = torch.cuda.mem_get_info(device)[1]
+    if wanted > room:
+        raise WrongArguments(
+            f"{device} is too small: it has {room / 1e9:.1f} GB, and one of {members} that train "
+            f"{learned / 1e6:.0f} M parameters takes {wanted / 1e9:.1f} GB besides activations: "
+            "give a group more members"
+        )
+
+
 def config_of(model: Any, dtype: str) -> Mapping[str, Any]:
     """Return what ``config.json`` says of a model of transformers with weights of a type, such as ``float32``."""
     name = type(model).__name__.removeprefix("FSDP")
@@ -117,13 +153,18 @@ def weights_of(model: Any) -> dict[str, Tensor]:
     return weights
 
 
-def with_names_of_files(model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return whole weights under the names that files of the model have, which may differ from those in memory."""
+def with_names_of_files(model: Any, weights: Mapping[str, Tensor], dtype: str | None) -> Mapping[str, Tensor]:
+    """Return weights under the names that files of the model have, which may differ from those in memory.
+
+    For the few kinds of models with such names, all weights are gathered first, on the CPU.
+    """
     if getattr(model, "_weight_conversions", None) is None:
         return weights
     from transformers.core_model_loading import revert_weight_conversion
 
-    converted: Mapping[str, Tensor] = revert_weight_conversion(model, dict(weights))
+    converted: Mapping[str, Tensor] = revert_weight_conversion(
+        model, {name: one.cpu() for name, one in gathered(weights, dtype)}
+    )
     return converted
 
 
@@ -153,8 +194,6 @@ def _check_kind(path: str, config: Any) -> None:
 
 def _whats_wrong(folder: Path) -> str | None:
     """Return why a folder's weights are not whole, as far as their sizes tell; None if they are."""
-    from loom.rl.generation.weight_files import whats_wrong_with_tensors
-
     index = folder / "model.safetensors.index.json"
     try:
         if index.exists():
@@ -165,4 +204,4 @@ def _whats_wrong(folder: Path) -> str | None:
                 return "it has no weights, such as model.safetensors"
     except (OSError, ValueError, KeyError, AttributeError) as error:
         return f"{index.name} cannot be read: {error}"
-    return next((reason for name in names if (reason := whats_wrong_with_tensors(folder / name))), None)
+    return next((reason for name in names if (reason := whats_wrong(folder / name))), None)

@@ -164,11 +164,12 @@ class StepExchange:
         return True
 
     def average_in_group(self, flat: torch.Tensor) -> None:
-        """Replace a tensor of gradients by its mean over the members of this group."""
-        # FSDP2 has already averaged the gradients of its shards.
-        if self._members > 1 and self.state.job.parallel == "ddp":
-            distributed.all_reduce(flat)
-            flat /= self._members
+        """Replace gradients, and the loss behind them, by their mean over the members of this group."""
+        if self._members > 1:
+            # FSDP2 has already averaged the gradients of its shards.
+            own = flat if self.state.job.parallel == "ddp" else flat[-1:]
+            distributed.all_reduce(own)
+            own /= self._members
 
     def all_members(self, flags: Iterable[torch.Tensor]) -> bool:
         """Return whether all flags hold in all members of this group."""

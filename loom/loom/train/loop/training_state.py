@@ -168,13 +168,17 @@ class TrainingState:
         self.config = config
         self.report = report
         torch.manual_seed(trainer.seed)
-        self.model = trainer.build().to(trainer.device)
+        model = trainer.build()
         if job.members > 1 and job.parallel == "fsdp":
             from torch.distributed import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
             # By itself it takes a GPU wherever there is one, also for a model on the CPU.
-            fully_shard(self.model, mesh=init_device_mesh(torch.device(trainer.device).type, (job.members,)))
+            mesh = init_device_mesh(torch.device(trainer.device).type, (job.members,))
+            for part in trainer.parts(model):
+                fully_shard(part, mesh=mesh)  # a GPU has one of them as a whole at a time
+            fully_shard(model, mesh=mesh)
+        self.model = model.to(trainer.device)
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
         self.outer = OuterOptimizer(self.parameters) if job.averaging is Averaging.DILOCO else None
         self._use_optimizer(config.current.optimizer)

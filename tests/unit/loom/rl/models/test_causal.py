@@ -92,6 +92,33 @@ def test_published_weights_are_a_folder_that_transformers_reads(tmp_path: Path, 
     assert weight_files.latest(tmp_path / "weights") == 0
 
 
+def test_layers_are_computed_again_for_the_gradient_with_the_same_result(folder: Path) -> None:
+    batch, found, computed = PolicyBatch.of(ROLLOUTS, PAD), [], []
+    for again in (False, True):
+        model = causal.load(folder)
+        if again:
+            causal.checkpoint_activations(model)
+        calls: list[object] = []
+        causal.layers_of(model)[0].self_attn.register_forward_hook(lambda *_, to=calls: to.append(1))
+
+        policy_loss(token_logprobs(model, batch), batch).backward()
+
+        computed.append(len(calls))
+        found.append([one.grad for one in model.parameters()])
+
+    assert computed == [1, 2]
+    torch.testing.assert_close(*found)
+
+
+def test_a_gpu_that_is_too_small_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 500_000))  # stands in for a GPU
+    model = causal.load(folder)
+
+    with pytest.raises(WrongArguments, match=r"cuda:0 is too small: it has 0.0 GB"):
+        causal.check_room(model, "cuda:0", members=1)
+    causal.check_room(model, "cuda:0", members=2)
+
+
 def test_a_function_may_make_a_model_of_transformers(tmp_path: Path) -> None:
     config = {"vocab_size": SIZE, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     trainer = Trainer(Trainers(lambda: random_model(0, config), Characters()), run_in(tmp_path))

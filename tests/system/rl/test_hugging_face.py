@@ -1,0 +1,55 @@
+"""Trainers of Hugging Face models: members that share the parameters learn what one process learns."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import loom
+from loom.errors import TrainingFailed
+from loom.rl import Trainers
+from loom.rl.generation import weight_files
+from tests.support.language_model import change_config, make_model
+from tests.system.rl.rollouts_by_hand import RecordingTrainer, losses, train, write_rollouts
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 4
+
+
+def trained(job: loom.Job, folder: Path, model: Path, **settings: Any) -> tuple[dict[int, float], dict[str, Any]]:
+    """Return the losses of a training and its last weights."""
+    members = settings.get("members", 1)
+    write_rollouts(folder, STEPS, members)
+    spec = Trainers(model=model, actor=RecordingTrainer, **settings)
+    summary = job.run(functools.partial(train, folder, spec, STEPS))
+    assert (summary.ending, summary.failures) == ("finished", 0)
+    state, _ = weight_files.load(weight_files.path_of(folder / "weights", STEPS))
+    return dict(losses(folder, members)), state
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_members_that_share_the_parameters_learn_the_same_as_one(job: loom.Job, tmp_path: Path, tied: bool) -> None:
+    model = make_model(tmp_path / "model", tied=tied)
+
+    alone, weights = trained(job, tmp_path / "alone", model)
+    together, shared = trained(job, tmp_path / "together", model, members=2, checkpoint_activations=True)
+
+    assert alone.keys() == together.keys() == set(range(STEPS))
+    assert together == pytest.approx(alone, abs=1e-4)
+    assert len(set(alone.values())) == STEPS
+    torch.testing.assert_close(shared, weights, rtol=0, atol=1e-4)
+
+
+def test_a_model_that_cannot_be_trained_ends_the_job_at_once(job: loom.Job, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    change_config(model, hidden_size=48)  # the weights have another shape, which only their reader sees
+    write_rollouts(tmp_path, 1, 1)
+
+    with pytest.raises(TrainingFailed, match=r"cannot train, in any attempt: WrongArguments: the model .*/model"):
+        job.run(functools.partial(train, tmp_path, Trainers(model=model), 1))
