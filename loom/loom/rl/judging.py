@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loom.rl.generation.completions import Completion
 from loom.rl.prompts import Prompt
 from loom.rl.rewards.pool import RewardPool
 from loom.rl.rollouts import Rollout
+from loom.rl.samples import Sample
 from loom.rl.settings import RunSpec
 
-Answer = tuple[str, Prompt, list[Completion]]
-"""Id, prompt and completions."""
+Answer = tuple[str, Prompt, list[Sample]]
+"""Id, prompt and answers to it."""
 
 
 @dataclass
@@ -80,20 +81,36 @@ class Judge:
         advantages = self._task.advantages([values for _, values in kept])
         judged.flat = sum(not any(one) for one in advantages)
         filters = self._filters and judged.flat < len(kept)
-        for (completions, values), own in zip(kept, advantages, strict=True):
+        for (samples, values), own in zip(kept, advantages, strict=True):
             if not filters or any(own):
-                judged.rollouts += map(_rollout, completions, values, own)
+                for (id, sample), value, advantage in zip(samples, values, own, strict=True):
+                    judged.rollouts += rollouts_of(id, sample.turns, value, float(advantage))
         return judged
 
 
-def _rollout(named: tuple[str, Completion], reward: float, advantage: float) -> Rollout:
-    id, completion = named
-    return Rollout(
-        id=id,
-        prompt_tokens=list(completion.prompt_tokens),
-        tokens=list(completion.tokens),
-        logprobs=list(completion.logprobs),
-        reward=reward,
-        advantage=float(advantage),
-        weights_step=completion.weights_step,
-    )
+def rollouts_of(id: str, turns: Sequence[Completion], reward: float, advantage: float) -> list[Rollout]:
+    """Return what is trained on of an answer.
+
+    A turn whose prompt begins with all tokens before it goes on in the same rollout, in which the tokens between
+    turns are masked. Another turn, as after a chat template that drops something, begins a rollout of its own.
+    """
+    found: list[Rollout] = []
+    for turn in turns:
+        prompt, tokens = list(turn.prompt_tokens), list(turn.tokens)
+        ones, logprobs = [True] * len(tokens), list(turn.logprobs)
+        before = found[-1].prompt_tokens + found[-1].tokens if found else None
+        if before is not None and prompt[: len(before)] == before:
+            last, between = found.pop(), prompt[len(before) :]
+            found.append(
+                replace(
+                    last,
+                    tokens=last.tokens + between + tokens,
+                    logprobs=last.logprobs + [0.0] * len(between) + logprobs,
+                    mask=last.mask + [False] * len(between) + ones,
+                    weights_step=min(last.weights_step, turn.weights_step),
+                )
+            )
+        else:
+            name = f"{id}.{len(found)}" if found else id
+            found.append(Rollout(name, prompt, tokens, logprobs, reward, advantage, turn.weights_step, ones))
+    return found

@@ -30,7 +30,7 @@ class PolicyBatch:
     completion: int
     """The first position of the completions."""
     mask: Tensor
-    """True if a position of the completions has a token, [rollouts, completion positions]."""
+    """True if a position of the completions has a token that was sampled, [rollouts, completion positions]."""
     logprobs: Tensor
     """Of the sampler for each token, as `mask`."""
     advantages: Tensor
@@ -40,19 +40,19 @@ class PolicyBatch:
     def of(cls, rollouts: Sequence[Rollout], pad: int) -> PolicyBatch:
         before = max(len(one.prompt_tokens) for one in rollouts)
         after = max(len(one.tokens) for one in rollouts)
-        rows, seen, logprobs = [], [], []
+        rows, seen, logprobs, mask = [], [], [], []
         for one in rollouts:
             left, right = before - len(one.prompt_tokens), after - len(one.tokens)
             rows.append([pad] * left + one.prompt_tokens + one.tokens + [pad] * right)
             seen.append([False] * left + [True] * (before - left + after - right) + [False] * right)
             logprobs.append(one.logprobs + [0.0] * right)
+            mask.append((one.mask or [True] * len(one.tokens)) + [False] * right)
         tokens = torch.tensor(rows)
-        lengths = torch.tensor([len(one.tokens) for one in rollouts])
         return cls(
             tokens=tokens,
             seen=torch.tensor(seen),
             completion=before,
-            mask=torch.arange(after)[None, :] < lengths[:, None],
+            mask=torch.tensor(mask),
             logprobs=torch.tensor(logprobs),
             advantages=torch.tensor([one.advantage for one in rollouts]),
         )

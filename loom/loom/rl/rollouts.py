@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,7 +32,14 @@ class Rollout:
     reward: float
     advantage: float
     weights_step: int
-    """The step of the policy that sampled it."""
+    """The step of the policy that sampled it; of several turns the oldest."""
+    mask: list[bool] = field(default_factory=list)
+    """For each token whether it was sampled, and is trained on; empty if all were."""
+
+    @property
+    def sampled(self) -> int:
+        """The number of tokens that are trained on."""
+        return sum(self.mask) if self.mask else len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ def split(rollouts: Sequence[Rollout], step: int, ranks: int, shares: Sequence[f
     for count, one in enumerate(rollouts, 1):  # to the process that is owed most
         owed = [share / whole * count - len(part) for share, part in zip(shares, parts, strict=True)]
         parts[owed.index(max(owed))].append(one)
-    tokens = sum(len(one.tokens) for one in rollouts)
+    tokens = sum(one.sampled for one in rollouts)
     return [RolloutPart(step, rank, ranks, len(rollouts), tokens, part) for rank, part in enumerate(parts)]
 
 

@@ -21,11 +21,13 @@ from loom.rl.generation.interruptible_calls import ProcessGone
 from loom.rl.generation.weight_client import WeightsVia
 from loom.rl.generation.weight_orders import WeightOrders
 from loom.rl.judging import Answer, Judge, Judged
+from loom.rl.multi_turn import MultiTurn
 from loom.rl.process_home import process_home
 from loom.rl.prompts import Prompt
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
+from loom.rl.samples import Sample
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun, Weights
-from loom.rl.task import prompt_tokens
+from loom.rl.task import Task, prompt_tokens
 from loom.rl.trainer import Training, restored_step
 from loom.threadlet import Deferred, Threadlet
 
@@ -127,6 +129,7 @@ class OrchestratorRun:
         self._asked = 0  # prompts of requests that go on from step to step
         self._asked_prompts: dict[str, Prompt] = {}  # of those requests, by id
         self._judge = Judge(spec)
+        self._turns: MultiTurn | None = None  # of a task that answers prompts by itself
         self._failed = 0
         self._evaluated: dict[str, float] = {}  # the newest evaluation
         self._seconds: dict[str, float] = {}
@@ -151,6 +154,8 @@ class OrchestratorRun:
             session, spec, self._folder, requests, self._via, self._load, self._spec.lines
         )
         self._inflight = Inflight(pool)
+        if type(self._spec.task).rollout is not Task.rollout:
+            self._turns = MultiTurn(self._spec.task, pool, spec.tokenizer, self._spec.rollout_timeout)
         try:
             with Threadlet(
                 NAME, group=NAME, weaver=session.weaver_address(), devices=(), config=self._config(options)
@@ -337,8 +342,8 @@ class OrchestratorRun:
         if not prompts:
             return None
         with _timed(self._seconds, "evaluate"):
-            completions = self._pool.generate([self._sent(one) for one in prompts], 1, self._options.max_tokens, 0)
-            answers = [(str(at), *one) for at, one in enumerate(zip(prompts, completions, strict=True))]
+            samples = self._samples(prompts, 1, 0)
+            answers = [(str(at), *one) for at, one in enumerate(zip(prompts, samples, strict=True))]
             judged = self._judge.judge(answers, self._options.reward_weights)
         reward = {"reward": statistics.fmean(judged.rewards)} if judged.rewards else {}
         self._evaluated = {**reward, **judged.means, "failed": judged.failed}
@@ -379,9 +384,8 @@ class OrchestratorRun:
         wanted, seed = options.batch // options.group, SEEDS * step
         if options.inflight <= options.batch and not self._inflight.count:
             prompts = self._prompts(step, wanted)
-            sent = [self._sent(one) for one in prompts]
-            completions = self._pool.generate(sent, options.group, options.max_tokens, seed)
-            return [(f"{step}.{n}", *one) for n, one in enumerate(zip(prompts, completions, strict=True))]
+            samples = self._samples(prompts, options.group, seed)
+            return [(f"{step}.{n}", *one) for n, one in enumerate(zip(prompts, samples, strict=True))]
         missing = max(wanted, options.inflight // options.group) - self._inflight.count
         prompts = self._prompts(step, missing) if missing > 0 else []
         self._asked += len(prompts)
@@ -394,7 +398,14 @@ class OrchestratorRun:
         ]
         self._asked_prompts.update((one.id, prompt) for one, prompt in zip(new, prompts, strict=True))
         finished = self._inflight.next_finished(wanted, new)
-        return [(one.id, self._asked_prompts.pop(one.id), found) for one, found in finished]
+        return [(one.id, self._asked_prompts.pop(one.id), [*map(Sample.of, found)]) for one, found in finished]
+
+    def _samples(self, prompts: list[Prompt], n: int, seed: int) -> list[list[Sample]]:
+        """Return ``n`` answers to each prompt."""
+        if self._turns is not None:
+            return self._turns.samples(prompts, n, self._options.max_tokens, seed)
+        found = self._pool.generate([self._sent(one) for one in prompts], n, self._options.max_tokens, seed)
+        return [[*map(Sample.of, group)] for group in found]
 
     def _prompts(self, step: int, count: int) -> list[Prompt]:
         prompts = [Prompt.of(one) for one in self._spec.task.prompts(step, count)]

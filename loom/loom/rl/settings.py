@@ -227,6 +227,8 @@ class RunSpec:
     """
     connections: int = POOL
     """Connections of the pool for HTTP requests."""
+    rollout_timeout: float = 600.0
+    """Seconds that `Task.rollout` may take for one answer, if the task overrides it."""
     reward_timeout: float = 30.0
     """Seconds that a reward function may take."""
     reward_processes: int = 2
@@ -247,8 +249,11 @@ class RunSpec:
         self.options.check()
         if self.steps < 1:
             raise WrongArguments(f"steps is {self.steps}: it has to be 1 at least")
-        if not 0 < self.reward_timeout < math.inf:
-            raise WrongArguments(f"reward_timeout is {self.reward_timeout}: it has to be a number above 0")
+        for name in ("reward_timeout", "rollout_timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be a number above 0")
+        if self.inflight and type(self.task).rollout is not Task.rollout:
+            raise WrongArguments("inflight is for tasks of one turn, and this task has a rollout of its own")
         for name, least in (("reward_processes", 1), ("evaluate_every", 0)):
             if getattr(self, name) < least:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {least} at least")

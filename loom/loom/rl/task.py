@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from loom.errors import WrongArguments
 from loom.rl.prompts import Message, Prompt
 from loom.rl.rewards.functions import RewardFunction
+
+if TYPE_CHECKING:
+    from loom.rl.generation.completions import Completion
 
 
 class Tokenizer(Protocol):
@@ -49,6 +52,23 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     return list(chat(prompt.content))
 
 
+class Policy(Protocol):
+    """What `Task.rollout` draws the turns of one answer from."""
+
+    async def complete(
+        self, given: str | Sequence[Message] | Sequence[int], *, max_tokens: int | None = None
+    ) -> Completion:
+        """Return what the model writes after a text, the messages of a chat, or tokens.
+
+        Args:
+            given: everything before it, with the earlier turns.
+            max_tokens: tokens of this turn; None for those of the run.
+
+        Raises:
+            WrongArguments: it is a chat, and the tokenizer has no template for one.
+        """
+
+
 class Task:
     """A task with a reward that a program can compute. A subclass overrides at least `prompts` and `reward`."""
 
@@ -62,6 +82,15 @@ class Task:
         A completion for which this raises has no reward, and is not trained on.
         """
         raise NotImplementedError(f"{type(self).__name__} has to give reward(self, prompt, completion)")
+
+    async def rollout(self, prompt: Prompt, policy: Policy) -> str | Sequence[Message]:
+        """Answer a prompt, in one turn or several; return what the reward functions get as the completion.
+
+        A task that overrides this may use tools between turns, and end when it likes. It runs in the orchestrator's
+        process, beside all others of a step: it awaits what takes long. The turns are trained on, and not what
+        stands between them. An answer for which it raises has no reward.
+        """
+        return (await policy.complete(prompt.content)).text
 
     def rewards(self) -> Sequence[RewardFunction]:
         """Return the functions whose numbers are added up: by default `reward` alone."""

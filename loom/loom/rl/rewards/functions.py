@@ -42,7 +42,7 @@ class RewardCall:
     function: int
     """Its place in the list of functions."""
     prompt: Prompt
-    texts: Sequence[str]
+    answers: Sequence[str | Sequence[Message]]
     tokens: Sequence[Sequence[int]]
 
 
@@ -81,7 +81,7 @@ class RewardFunction:
         """Return the verdict of each completion; an exception of the function is one of them all."""
         try:
             if self.plain:
-                value = self.function(call.prompt.text, call.texts[0])
+                value = self.function(call.prompt.text, _as_text(call.answers[0]))
             else:
                 value = self.function(**self._taken(self._arguments(call)))
             if inspect.isawaitable(value):
@@ -89,14 +89,14 @@ class RewardFunction:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - it is the user's, who reads it
-            return [self._failed(f"raised {type(error).__name__}: {error}")] * len(call.texts)
+            return [self._failed(f"raised {type(error).__name__}: {error}")] * len(call.answers)
         if not self.wants_all:
             return [self._verdict(value)]
         if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
-            return [self._failed(f"returned {value!r:.80}, which is no list")] * len(call.texts)
-        if len(value) != len(call.texts):
-            text = f"returned {len(value)} rewards for {len(call.texts)} completions"
-            return [self._failed(text)] * len(call.texts)
+            return [self._failed(f"returned {value!r:.80}, which is no list")] * len(call.answers)
+        if len(value) != len(call.answers):
+            text = f"returned {len(value)} rewards for {len(call.answers)} completions"
+            return [self._failed(text)] * len(call.answers)
         return [self._verdict(one) for one in value]
 
     def _verdict(self, value: Any) -> Verdict:
@@ -117,7 +117,9 @@ class RewardFunction:
 
     def _arguments(self, call: RewardCall) -> dict[str, Any]:
         content, columns = call.prompt.content, call.prompt.data
-        completions = [_as_messages(one) if call.prompt.is_chat else one for one in call.texts]
+        completions = [
+            _as_messages(one) if call.prompt.is_chat and isinstance(one, str) else one for one in call.answers
+        ]
         count = len(completions)
         if self.wants_all:
             own = {"prompts": [content] * count, "completions": completions, "completion_ids": list(call.tokens)}
@@ -161,5 +163,12 @@ def _is_single(parameter: inspect.Parameter) -> bool:
     return parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
-def _as_messages(text: str) -> list[Message]:
-    return [{"role": "assistant", "content": text}]
+def _as_messages(answer: str | Sequence[Message]) -> Sequence[Message]:
+    return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+
+
+def _as_text(answer: str | Sequence[Message]) -> str:
+    """Return a text, or what the model wrote last."""
+    if isinstance(answer, str):
+        return answer
+    return next((one["content"] for one in reversed(answer) if one["role"] == "assistant"), "")

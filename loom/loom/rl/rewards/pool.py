@@ -23,10 +23,10 @@ import cloudpickle
 
 from loom.errors import LoomError
 from loom.process.child import python
-from loom.rl.generation.completions import Completion
 from loom.rl.generation.interruptible_calls import LOOK_EVERY
 from loom.rl.prompts import Prompt
 from loom.rl.rewards.functions import RewardCall, RewardFunction, Verdict
+from loom.rl.samples import Sample
 
 START_TIMEOUT = 120.0
 """Seconds that a process has to import what the functions need."""
@@ -70,9 +70,9 @@ class RewardPool:
             self._workers.append(_Worker(self._setup))
 
     def judge(
-        self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]], weights: Sequence[float]
+        self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Sample]], weights: Sequence[float]
     ) -> list[list[Reward]]:
-        """Return the reward of each completion of each prompt.
+        """Return the reward of each answer to each prompt.
 
         Args:
             weights: of the functions, in their order.
@@ -82,18 +82,25 @@ class RewardPool:
         """
         calls, places = [], []
         for number, function in enumerate(self._functions):
-            for at, (prompt, group) in enumerate(zip(prompts, completions, strict=True)):
-                parts = [list(range(len(group)))] if function.wants_all else [[one] for one in range(len(group))]
-                for samples in parts:
-                    texts = [group[one].text for one in samples]
-                    tokens = [list(group[one].tokens) for one in samples]
-                    calls.append(RewardCall(number, prompt, texts, tokens))
-                    places.append([(at, one) for one in samples])
-        found: list[list[list[Verdict]]] = [[[] for _ in group] for group in completions]
+            for at, (prompt, group) in enumerate(zip(prompts, answers, strict=True)):
+                whole = [one for one, sample in enumerate(group) if not sample.failure]
+                for part in [whole] if function.wants_all and whole else [[one] for one in whole]:
+                    given = [group[one] for one in part]
+                    calls.append(
+                        RewardCall(number, prompt, [one.answer for one in given], [one.tokens for one in given])
+                    )
+                    places.append([(at, one) for one in part])
+        found: list[list[list[Verdict]]] = [[[] for _ in group] for group in answers]
         for where, verdicts in zip(places, self._run(calls), strict=True):
-            for (at, sample), verdict in zip(where, verdicts, strict=True):
-                found[at][sample].append(verdict)
-        return [[self._reward(one, weights) for one in group] for group in found]
+            for (at, one), verdict in zip(where, verdicts, strict=True):
+                found[at][one].append(verdict)
+        return [
+            [
+                Reward(None, {}, sample.failure) if sample.failure else self._reward(verdicts, weights)
+                for sample, verdicts in zip(group, known, strict=True)
+            ]
+            for group, known in zip(answers, found, strict=True)
+        ]
 
     def _reward(self, verdicts: Sequence[Verdict], weights: Sequence[float]) -> Reward:
         known = [
@@ -163,7 +170,7 @@ class RewardPool:
             elif unanswered:
                 place, rest = unanswered[0], unanswered[1:]
                 name = self._functions[calls[place].function].name
-                found[place] = [Verdict(failure=f"{name} {why}")] * len(calls[place].texts)
+                found[place] = [Verdict(failure=f"{name} {why}")] * len(calls[place].answers)
                 if rest:
                     left.append(rest)
 

@@ -68,7 +68,7 @@ async def _judge_in_time(
     try:
         found = await asyncio.wait_for(function.judge(call), seconds)
     except asyncio.TimeoutError:
-        found = [Verdict(failure=f"{function.name} took longer than {seconds:g} s")] * len(call.texts)
+        found = [Verdict(failure=f"{function.name} took longer than {seconds:g} s")] * len(call.answers)
     parent.send((place, found))
 
 

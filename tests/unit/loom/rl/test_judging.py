@@ -11,9 +11,10 @@ import pytest
 from loom.errors import WrongArguments
 from loom.rl.arithmetic import Characters, arithmetic_model
 from loom.rl.generation.completions import Completion
-from loom.rl.judging import Judge
+from loom.rl.judging import Judge, rollouts_of
 from loom.rl.prompts import Prompt
 from loom.rl.rewards.functions import RewardFunction, reward_functions
+from loom.rl.samples import Sample
 from loom.rl.settings import Generators, RunSpec, Trainers
 from loom.rl.task import Task
 
@@ -54,8 +55,12 @@ def judge(**settings: int) -> Iterator[Judge]:
         made.close()
 
 
-def completions(*texts: str) -> list[Completion]:
-    return [Completion("", text, [1, 2], [0], [-0.5, -0.5], False, 3) for text in texts]
+def completions(*texts: str) -> list[Sample]:
+    return [Sample.of(Completion("", text, [1, 2], [0], [-0.5, -0.5], False, 3)) for text in texts]
+
+
+def turn(prompt: list[int], tokens: list[int], weights_step: int = 3) -> Completion:
+    return Completion("", "", tokens, prompt, [-0.5] * len(tokens), False, weights_step)
 
 
 ANSWERS = [
@@ -97,3 +102,31 @@ def test_groups_without_an_advantage_are_left_out_unless_nothing_would_be_left()
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(WrongArguments, match=next(iter(wrong))), judge(**wrong):
         pass
+
+
+def test_turns_that_go_on_are_one_rollout_in_which_what_stands_between_them_is_masked() -> None:
+    (found,) = rollouts_of("5.0.1", [turn([1, 2], [3, 4]), turn([1, 2, 3, 4, 9, 9], [5], 2)], 1.0, 0.5)
+
+    assert (found.id, found.prompt_tokens, found.tokens) == ("5.0.1", [1, 2], [3, 4, 9, 9, 5])
+    assert found.mask == [True, True, False, False, True]
+    assert found.logprobs == [-0.5, -0.5, 0.0, 0.0, -0.5]
+    assert (found.weights_step, found.sampled) == (2, 3)
+
+
+def test_a_turn_that_drops_what_was_before_begins_a_rollout_of_its_own() -> None:
+    found = rollouts_of("5.0.1", [turn([1, 2], [3, 4]), turn([1, 2, 4], [5]), turn([1, 2, 4, 5, 6], [7])], 1.0, 0.5)
+
+    assert [(one.id, one.prompt_tokens, one.tokens) for one in found] == [
+        ("5.0.1", [1, 2], [3, 4]),
+        ("5.0.1.1", [1, 2, 4], [5, 6, 7]),
+    ]
+    assert {(one.reward, one.advantage) for one in found} == {(1.0, 0.5)}
+
+
+def test_an_answer_that_failed_is_not_judged() -> None:
+    failed = Sample("", (turn([1], [2]),), "rollout raised ValueError: no tool")
+    with judge() as made:
+        found = made.judge([("5.0", Prompt("a", {"answer": "7"}), [failed, *completions("7", "8")])], [1.0, 0.5])
+
+    assert (found.failed, found.failure) == (1, "rollout raised ValueError: no tool")
+    assert [one.id for one in found.rollouts] == ["5.0.1", "5.0.2"]

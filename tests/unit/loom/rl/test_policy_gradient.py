@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
-from loom.rl.rollouts import Rollout
+from loom.rl.rollouts import Rollout, split
 
 PAD = 9
 
@@ -84,3 +84,13 @@ def test_logprobs_are_those_of_the_tokens_after_their_position() -> None:
     found = token_logprobs(Fixed(), batch)
 
     assert found.tolist() == [pytest.approx([math.log(2 / 11), math.log(1 / 11)])]
+
+
+def test_tokens_between_turns_have_no_gradient() -> None:
+    turns = Rollout("0.0.0", [1, 2], [3, 4, 5], [-1.0, 0.0, -1.0], 1.0, 1.0, 0, [True, False, True])
+    other = Rollout("0.0.1", [1], [3], [-1.0], 1.0, -1.0, 0)
+
+    batch = PolicyBatch.of([turns, other], pad=0)
+
+    assert batch.mask.tolist() == [[True, False, True], [True, False, False]]
+    assert split([turns, other], 0, 1)[0].tokens == 3

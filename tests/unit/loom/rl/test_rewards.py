@@ -18,14 +18,15 @@ from loom.rl.generation.completions import Completion
 from loom.rl.prompts import Prompt
 from loom.rl.rewards.functions import RewardFunction, reward_functions
 from loom.rl.rewards.pool import Reward, RewardPool
+from loom.rl.samples import Sample
 from tests.support.processes import still_there
 
 TEXT = Prompt("3+4=", {"answer": "7"})
 CHAT = Prompt([{"role": "user", "content": "3+4?"}], {"answer": "7", "level": 2})
 
 
-def completion(text: str) -> Completion:
-    return Completion("", text, [1, 2], [0], [-0.5, -0.5], False, 0)
+def completion(text: str) -> Sample:
+    return Sample.of(Completion("", text, [1, 2], [0], [-0.5, -0.5], False, 0))
 
 
 def judged(
