@@ -18,6 +18,9 @@ from loom.rl.rollouts import Rollout
 CLIP = 0.2
 """The share by which a token's probability may move from the sampler's before its gradient ends (PPO's)."""
 
+AT_ONCE = 1 << 24
+"""Logits of which the entropy is computed at a time."""
+
 
 @dataclass(frozen=True)
 class PolicyBatch:
@@ -62,8 +65,10 @@ class PolicyBatch:
         return PolicyBatch(completion=self.completion, **moved)
 
 
-def token_logprobs(model: Any, batch: PolicyBatch, temperature: float = 1.0, *, bfloat16: bool = False) -> Tensor:
-    """Return a model's log-probability of each token of the completions, as `PolicyBatch.mask`.
+def completion_logits(
+    model: Any, batch: PolicyBatch, temperature: float = 1.0, *, bfloat16: bool = False
+) -> Tensor:
+    """Return a model's logits for each position of the completions, [rollouts, completion positions, size].
 
     Args:
         model: one of transformers, or one for `loom.rl.Generator`.
@@ -77,10 +82,19 @@ def token_logprobs(model: Any, batch: PolicyBatch, temperature: float = 1.0, *, 
             logits = logits_of(model, before, batch.seen[:, :-1], batch.mask.shape[1])
         else:
             logits = model(before)[0][:, batch.completion - 1 :]
-    logits = logits.float() / temperature
+    return logits.float() / temperature
+
+
+def logprobs_of(logits: Tensor, batch: PolicyBatch) -> Tensor:
+    """Return the log-probability of each token of the completions by `completion_logits`, as `PolicyBatch.mask`."""
     chosen = batch.tokens[:, batch.completion :, None]
     taken: Tensor = logits.log_softmax(dim=-1).gather(2, chosen)[:, :, 0]
     return taken
+
+
+def token_logprobs(model: Any, batch: PolicyBatch, temperature: float = 1.0, *, bfloat16: bool = False) -> Tensor:
+    """Return a model's log-probability of each token of the completions; see `completion_logits`."""
+    return logprobs_of(completion_logits(model, batch, temperature, bfloat16=bfloat16), batch)
 
 
 def policy_loss(logprobs: Tensor, batch: PolicyBatch, clip: float = CLIP) -> Tensor:
@@ -89,3 +103,33 @@ def policy_loss(logprobs: Tensor, batch: PolicyBatch, clip: float = CLIP) -> Ten
     advantages = batch.advantages[:, None]
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     return -(gain * batch.mask).sum()
+
+
+def divergence(logprobs: Tensor, others: Tensor) -> Tensor:
+    """Return an estimate of how far a policy is from another, in nats for each token, from their log-probabilities.
+
+    It is never negative, and its mean over tokens of the policy is the Kullback-Leibler divergence
+    (http://joschu.net/blog/kl-approx.html, ``k3``).
+    """
+    distance = others - logprobs
+    return torch.exp(distance) - 1 - distance
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def measured(logits: Tensor, logprobs: Tensor, batch: PolicyBatch, clip: float) -> dict[str, float]:
+    """Return sums over the tokens of a batch: how many there are, and of what `Trainer` reports of each.
+
+    ``mismatch_kl`` is the divergence of the sampler's policy from the trainer's, ``entropy`` the policy's, in nats,
+    and ``clip_share`` counts the tokens whose gradient `policy_loss` has ended.
+    """
+    mask = batch.mask
+    ratio, better = torch.exp(logprobs - batch.logprobs), batch.advantages[:, None] > 0
+    clipped = torch.where(better, ratio > 1 + clip, ratio < 1 - clip) & (batch.advantages[:, None] != 0)
+    rows = max(1, AT_ONCE // logits[0].numel())
+    entropy = torch.cat([-(part.softmax(-1) * part.log_softmax(-1)).sum(-1) for part in logits.split(rows)])
+    return {
+        "tokens": float(mask.sum()),
+        "mismatch_kl": float((divergence(batch.logprobs, logprobs) * mask).sum()),
+        "entropy": float((entropy * mask).sum()),
+        "clip_share": float((clipped & mask).sum()),
+    }

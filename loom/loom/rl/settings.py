@@ -86,7 +86,14 @@ class Trainers:
     checkpoint_activations: bool = False
     """True if the layers of `model` are computed again for the gradient, instead of keeping what they computed."""
 
+    reference: str | os.PathLike[str] | None = None
+    """The folder, or the name on the hub, of a model of the same tokens from which the policy is kept close."""
+    kl: float = 0.0
+    """The weight of the divergence from `reference` in the loss; 0 only to measure it."""
+
     def __post_init__(self) -> None:
+        if self.kl < 0 or (self.kl and self.reference is None):
+            raise WrongArguments(f"kl is {self.kl}: it is 0 or more, and needs a model as reference")
         if (self.make_model is None) == (self.model is None):
             raise WrongArguments("trainers get either make_model, a function, or model, a folder of Hugging Face's")
         if self.model is None and self.tokenizer is None:

@@ -57,8 +57,9 @@ class Training:
     """
 
     def __init__(self, session: Session, spec: Trainers, run: TrainerRun) -> None:
-        if spec.model is not None:
-            causal.check(spec.model, spec.tokenizer or tokenizer_of(spec.model))
+        for path in (spec.model, spec.reference):
+            if path is not None:
+                causal.check(path, spec.tokenizer or tokenizer_of(path))
         self._run = run
         self._checkpoints = Path(run.folder) / CHECKPOINTS
         self._weights = Path(run.folder) / "weights"
@@ -211,10 +212,13 @@ class Trainer(TrainerActor):
         super().__init__()
         self._spec = spec
         self._run = run
+        self._reference: Any = None  # the model from which the policy is kept close
+        self._sums: dict[str, float] = {}  # over the tokens of the step, by metric
         self._pad = 0  # the token that fills rollouts up, of which no model learns
         self._trained = 0  # rollouts that the parameters have learned from
         self._parts: list[Any] = []  # of the step that is computed
         self._count = 0  # rollouts of that step, in all processes
+        self._tokens = 1  # of their completions
         self._shard = 0
         self._published = -1  # the step of the weights that this process published last
         self._kept: dict[int, Mapping[str, Any]] = {}  # the newest weights, by step, for messages
@@ -228,7 +232,7 @@ class Trainer(TrainerActor):
         import loom.rl.generation.weight_files
         import loom.rl.policy_gradient  # noqa: F401
 
-        if self._spec.model is not None:
+        if self._spec.model is not None or self._spec.reference is not None:
             import transformers  # noqa: F401
 
     def build(self) -> Any:
@@ -247,6 +251,11 @@ class Trainer(TrainerActor):
                 causal.checkpoint_activations(model)
             if self.device.startswith("cuda"):
                 causal.check_room(model, self.device, spec.members if spec.parallel == "fsdp" else 1)
+        if spec.reference is not None:
+            from loom.train.loop.training_state import placed
+
+            reference = causal.load(spec.reference).requires_grad_(False)
+            self._reference = placed(reference, self, spec.members if spec.parallel == "fsdp" else 1)
         return model
 
     def parts(self, model: Any) -> Sequence[Any]:
@@ -278,18 +287,41 @@ class Trainer(TrainerActor):
             self._count = first.count
             parts = parts_of(batch.shard, batch.shards, first.ranks)
             self._parts = [store.read(batch.step, rank) if rank else first for rank in parts]
+        self._tokens, self._sums = first.tokens, {}
         self._clock.begin()
         return self.loss_of(model, batch)
 
     def loss_of(self, model: Any, batch: Batch) -> Any:
         """Return the share of this process in the mean loss of the step's tokens, times the number of processes."""
-        from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
+        import torch
 
+        from loom.rl.policy_gradient import (
+            PolicyBatch,
+            completion_logits,
+            divergence,
+            logprobs_of,
+            measured,
+            policy_loss,
+            token_logprobs,
+        )
+
+        spec, run = self._spec, self._run
         rollouts = [one for part in self._parts for one in part.rollouts]
-        # Of more processes than parts each computes something: the members of a group gather each layer together.
+        # Without rollouts of its own it computes something: the members of a group gather each layer together.
         tensors = PolicyBatch.of(rollouts or [NOTHING], self._pad).to(self.device)
-        logprobs = token_logprobs(model, tensors, self._run.temperature, bfloat16=self._bfloat16)
-        return policy_loss(logprobs, tensors, self._spec.clip) * batch.shards / self._parts[0].tokens
+        logits = completion_logits(model, tensors, run.temperature, bfloat16=self._bfloat16)
+        logprobs = logprobs_of(logits, tensors)
+        loss = policy_loss(logprobs, tensors, spec.clip)
+        sums = measured(logits.detach(), logprobs.detach(), tensors, spec.clip)
+        if self._reference is not None:
+            with torch.no_grad():
+                others = token_logprobs(self._reference, tensors, run.temperature, bfloat16=self._bfloat16)
+            distance = divergence(logprobs, others)[tensors.mask].sum()
+            sums["kl"] = float(distance.detach())
+            loss = loss + spec.kl * distance
+        for name, value in sums.items() if rollouts else ():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        return loss * batch.shards / self._tokens
 
     @property
     def _bfloat16(self) -> bool:
@@ -301,7 +333,9 @@ class Trainer(TrainerActor):
         tracing.event("train.step.done", step=step - 1, rank=self._shard, dur_ms=1000 * self._clock.end())
         self._trained += self._count
         self._publish(model, step)
-        return {**self._clock.collect(), "rollouts/trained": self._trained}
+        tokens = self._sums.pop("tokens", 0.0)
+        means = {name: value / tokens for name, value in self._sums.items()} if tokens else {}
+        return {**self._clock.collect(), **means, "rollouts/trained": self._trained}
 
     def save(self) -> Mapping[str, Any]:
         """Return the number of rollouts behind the parameters."""

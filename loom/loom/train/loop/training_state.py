@@ -36,6 +36,20 @@ def plain(tree: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return tree
 
 
+def placed(model: Any, trainer: TrainerModel, members: int) -> Any:
+    """Return a model on the trainer's device; several members of a group share its parameters (FSDP2)."""
+    if members > 1:
+        from torch.distributed import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        # By itself it takes a GPU wherever there is one, also for a model on the CPU.
+        mesh = init_device_mesh(torch.device(trainer.device).type, (members,))
+        for part in trainer.parts(model):
+            fully_shard(part, mesh=mesh)  # a GPU has one of them as a whole at a time
+        fully_shard(model, mesh=mesh)
+    return model.to(trainer.device)
+
+
 def load_model(model: torch.nn.Module, state: Mapping[str, torch.Tensor], of_whole: bool) -> None:
     """Copy the values of a plain state into a model."""
     own = model.state_dict()
@@ -168,17 +182,8 @@ class TrainingState:
         self.config = config
         self.report = report
         torch.manual_seed(trainer.seed)
-        model = trainer.build()
-        if job.members > 1 and job.parallel == "fsdp":
-            from torch.distributed import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            # By itself it takes a GPU wherever there is one, also for a model on the CPU.
-            mesh = init_device_mesh(torch.device(trainer.device).type, (job.members,))
-            for part in trainer.parts(model):
-                fully_shard(part, mesh=mesh)  # a GPU has one of them as a whole at a time
-            fully_shard(model, mesh=mesh)
-        self.model = model.to(trainer.device)
+        sharing = job.members if job.parallel == "fsdp" else 1
+        self.model = placed(trainer.build(), trainer, sharing)
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
         self.outer = OuterOptimizer(self.parameters) if job.averaging is Averaging.DILOCO else None
         self._use_optimizer(config.current.optimizer)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
+from loom.rl.policy_gradient import PolicyBatch, divergence, measured, policy_loss, token_logprobs
 from loom.rl.rollouts import Rollout, split
 
 PAD = 9
@@ -94,3 +94,30 @@ def test_tokens_between_turns_have_no_gradient() -> None:
 
     assert batch.mask.tolist() == [[True, False, True], [True, False, False]]
     assert split([turns, other], 0, 1)[0].tokens == 3
+
+
+def test_the_mean_divergence_is_that_of_the_two_distributions() -> None:
+    one, other = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
+
+    found = (one * divergence(one.log(), other.log())).sum()
+
+    assert float(found) == pytest.approx(float((one * (one / other).log()).sum()))
+    assert float(divergence(one.log(), one.log()).abs().sum()) == 0.0
+
+
+def test_metrics_are_sums_over_the_tokens_without_padding() -> None:
+    batch = batch_of(([-1.0], 1.0), ([-1.0, -1.0], -1.0))
+    logits = torch.zeros(2, 2, 4)
+    logprobs = torch.tensor([[-0.5, 9.0], [-1.5, -1.0]])  # a better token became likelier, a worse one rarer
+
+    found = measured(logits, logprobs, batch, clip=0.2)
+
+    mismatch = sum(math.exp(one) - 1 - one for one in (0.5, -0.5, 0.0))
+    expected = {"tokens": 3, "mismatch_kl": mismatch, "entropy": 3 * math.log(4), "clip_share": 2}
+    assert found == pytest.approx(expected)
+
+
+def test_a_token_without_advantage_is_not_counted_as_clipped() -> None:
+    batch = batch_of(([-1.0], 0.0))
+
+    assert measured(torch.zeros(1, 1, 4), torch.tensor([[1.0]]), batch, clip=0.2)["clip_share"] == 0

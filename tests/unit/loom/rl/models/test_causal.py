@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,10 @@ from loom.rl.generation import weight_files
 from loom.rl.models import causal
 from loom.rl.models.tokenizers import tokenizer_of
 from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
-from loom.rl.rollouts import Rollout
+from loom.rl.rollouts import Rollout, RolloutStore, split
 from loom.rl.settings import TrainerRun, Trainers, Weights
 from loom.rl.trainer import Trainer, Training
+from loom.train.settings import Batch
 from tests.support.language_model import END, PAD, SIZE, change_config, make_model, random_model
 
 
@@ -138,6 +141,43 @@ def test_a_config_that_is_no_mapping_is_not_published(tmp_path: Path) -> None:
 
     _, config = weight_files.load(tmp_path / "weights" / "step_0")
     assert config == {"model": "Configured"}
+
+
+def step_of(trainer: Trainer, model: Any, folder: Path) -> tuple[Any, dict[str, float]]:
+    """Return the gradient of a step on the rollouts, and its metrics."""
+    RolloutStore(folder).write(split(ROLLOUTS, 0, 1))
+    trainer.loss(model, Batch(0, 1, 0, 1)).backward()
+    return model.lm_head.weight.grad, trainer.stepped(model, 1)
+
+
+def test_the_policy_is_kept_close_to_a_reference(folder: Path, tmp_path: Path) -> None:
+    other = make_model(tmp_path / "other", seed=1)
+    found = {}
+    for kl in (0.0, 0.5):
+        trainer = Trainer(Trainers(model=folder, reference=other, kl=kl), run_in(tmp_path / str(kl)))
+        found[kl] = step_of(trainer, trainer.build(), tmp_path / str(kl))
+    same = Trainer(Trainers(model=folder, reference=folder), run_in(tmp_path / "same"))
+    _, metrics = step_of(same, same.build(), tmp_path / "same")
+
+    assert found[0.0][1]["kl"] == pytest.approx(found[0.5][1]["kl"])
+    assert found[0.0][1]["kl"] > 0.001
+    assert not torch.allclose(found[0.0][0], found[0.5][0])
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["entropy"] == pytest.approx(math.log(264), abs=0.1)
+    assert {"mismatch_kl", "clip_share"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("given", [{"kl": 0.1}, {"kl": -1.0, "reference": "x"}])
+def test_a_weight_without_a_reference_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(WrongArguments, match="needs a model as reference"):
+        Trainers(model="x", **given)
+
+
+def test_a_reference_of_other_tokens_is_refused(folder: Path, copied: Path, tmp_path: Path) -> None:
+    change_config(copied, vocab_size=100)
+
+    with pytest.raises(WrongArguments, match="knows 100"):
+        Training(None, Trainers(model=folder, reference=copied), run_in(tmp_path))  # type: ignore[arg-type]
 
 
 def refusal(path: Path, tokenizer: Path) -> str:
