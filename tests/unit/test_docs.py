@@ -18,7 +18,7 @@ from loom.control.operations import OPERATIONS
 from loom.errors import error_for_code
 from loom.train import FaultTolerantJob
 from loom_proxy.weaver.client import WeaverProxy
-from tests.support import guarantees_page
+from tests.support import frameworks_page, guarantees_page
 from tests.support.cli_page import commands
 from tests.support.docs import PAGES, Block, Page
 from tests.support.paths import ROOT
@@ -261,6 +261,11 @@ def test_every_route_is_explained() -> None:
     routes |= {f"/api/v1/sessions/{{name}}/{one}" for one in ("replicas", "commands")}
     assert len(routes) > 30
     assert not [route for route in routes if f"{route.replace(':path', '')}`" not in text]
+
+
+def test_the_page_of_frameworks_is_written_from_their_tables() -> None:
+    page = Page.of("docs/reference/rl-frameworks.md")
+    assert page.text == frameworks_page.page(), "run python -m tests.support.frameworks_page"
 
 
 @pytest.mark.parametrize("name", guarantees_page.PAGES)

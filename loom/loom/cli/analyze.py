@@ -17,7 +17,10 @@ def analyze(
     access: Access,
     logs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="LOG...", help="Logs, folders of logs, JSON lines of loom.tracing; also with gzip."),
+        typer.Argument(
+            metavar="LOG...",
+            help="Logs, JSON lines, trackers' files, folders of them; also with gzip.",
+        ),
     ] = None,
     session: Annotated[str | None, typer.Option(metavar="NAME", help="A session whose log to read.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the folder analysis_TIMESTAMP is made.")] = Path(
@@ -26,10 +29,15 @@ def analyze(
     async_level: Annotated[
         int | None, typer.Option(min=0, help="The run's async level, if no line says it.")
     ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The framework that wrote them, if their names do not tell it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the diagnosis.")] = False,
 ) -> None:
     """Say where the time of an RL run goes, and write statistics, evidence and a diagnosis into a folder.
 
+    Logs of prime-rl, verl, slime and miles, SkyRL, torchtitan's RL, TRL and OpenRLHF are read, too.
     Exits with 0 whatever the diagnosis is.
     """
     from loom.rl.diagnosis import sources
@@ -41,11 +49,13 @@ def analyze(
     given = []
     if session is not None:
         given.append(sources.session(session, access.gateway().logs(session, follow=False)))
-    found = analyze_logs(logs or (), out, sources=given, async_level=async_level)
+    found = analyze_logs(logs or (), out, sources=given, async_level=async_level, framework=framework)
     if as_json:
         print_json(found.as_dict())
         return
     assert found.folder is not None
+    if found.framework is not None:
+        say(f"logs of {found.framework}")
     say(f"PRIMARY: {found.primary}")
     say_lines(headline(found))
     if found.broken.count:

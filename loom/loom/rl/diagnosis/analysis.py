@@ -18,10 +18,13 @@ from loom.rl.diagnosis.attribution import attribute
 from loom.rl.diagnosis.collector import LAST, Collector, put_together
 from loom.rl.diagnosis.diagnosis import diagnose
 from loom.rl.diagnosis.evidence import Evidence, Problem, Problems
+from loom.rl.diagnosis.foreign_run import ForeignRun, beside
+from loom.rl.diagnosis.frameworks import FRAMEWORKS, Framework
+from loom.rl.diagnosis.metric_rows import recognize
 from loom.rl.diagnosis.result import Analysis
 from loom.rl.diagnosis.rules import RuleName
-from loom.rl.diagnosis.scanner import EventBlock, Scanner
-from loom.rl.diagnosis.sources import BrokenSource, LogSource, files
+from loom.rl.diagnosis.scanner import EventBlock, Scanner, is_own
+from loom.rl.diagnosis.sources import BrokenSource, LogSource, files, peek
 from loom.rl.diagnosis.statistics import Series
 from loom.rl.diagnosis.summary import summary
 
@@ -146,17 +149,20 @@ def analyze(
     *,
     sources: Iterable[LogSource] = (),
     async_level: int | None = None,
+    framework: str | None = None,
 ) -> Analysis:
     """Read logs and return what they say; memory does not grow with their size.
 
     Args:
-        paths: logs in text or JSON lines, compressed by gzip or not, and folders with such files.
+        paths: logs in text or JSON lines, compressed by gzip or not; trackers' files; folders with such files.
         out: a folder in which ``analysis_TIMESTAMP`` is written; nothing is written if None.
         sources: more logs, such as `loom.rl.diagnosis.sources.session`.
         async_level: the async level of the run; that of the logs if None.
+        framework: the name of the framework that wrote the logs, as in `loom.rl.diagnosis.frameworks`; it is
+            recognized by its names if None.
 
     Raises:
-        WrongArguments: there is no log of that name, or it may not be read.
+        WrongArguments: there is no log of that name, it may not be read, or there is no such framework.
         EmptyLog: no log has an event.
     """
     given = list(sources)
@@ -166,16 +172,20 @@ def analyze(
     broken, contradictions, extracts = Problems(), Problems(), Extracts()
     scanner = Scanner(broken)
     collectors = Collector(scanner, contradictions), Collector(scanner, contradictions)
+    given, written_by = _recognize(given, framework)
+    foreign = None if written_by is None else ForeignRun(written_by, broken)
     count = 0
     for source in given:
-        count += _read(source, scanner, collectors, extracts, broken)
+        count += _read(source, scanner, collectors, extracts, broken, foreign)
     for collector in collectors:
         collector.finish()
     measured = put_together(*collectors)
+    if foreign is not None and foreign.rows:
+        measured = beside(foreign.measured(), measured)
     events = sum(measured.counts.values())
     names = [source.name for source in given]
     if not events:
-        raise EmptyLog(_nothing(names, count, broken))
+        raise EmptyLog(_nothing(names, count, broken, written_by))
     level = next(
         (one for one in (async_level, *(each.async_level for each in (*collectors, scanner))) if one is not None),
         None,
@@ -198,8 +208,42 @@ def analyze(
         contradictions,
         measured,
         extracts.lines,
+        framework=None if measured.history is None else measured.history.framework.name,
     )
     return analysis if out is None else write(analysis, Path(out))
+
+
+def _recognize(given: list[LogSource], framework: str | None) -> tuple[list[LogSource], Framework | None]:
+    """Return the sources, and the framework that wrote them; None if they are Loom's own, or of an unknown one.
+
+    Raises:
+        WrongArguments: there is no framework of that name, or the logs are as much one framework's as another's.
+    """
+    if framework is not None:
+        named = next(
+            (one for one in FRAMEWORKS if framework.lower() in one.name.lower().split("/") + [one.name.lower()]),
+            None,
+        )
+        if named is None:
+            known = ", ".join(one.name for one in FRAMEWORKS)
+            raise WrongArguments(f"no framework {framework!r}; known are {known}")
+        return given, named
+    peeked, blocks = [], []
+    for source in given:
+        first, source = peek(source)
+        peeked.append(source)
+        if first is not None:
+            blocks.append(first.data)
+    if any(is_own(block) for block in blocks):
+        return peeked, None
+    found = recognize(blocks)
+    best = [one for one, texts in found.items() if len(texts) == len(next(iter(found.values())))]
+    if len(best) > 1:
+        named_by = "; ".join(f"{one.name} by {', '.join(found[one])}" for one in best)
+        raise WrongArguments(
+            f"these logs may be of several frameworks: {named_by}. Say which one with --framework NAME"
+        )
+    return peeked, best[0] if best else None
 
 
 def _read(
@@ -208,6 +252,7 @@ def _read(
     collectors: tuple[Collector, Collector],
     extracts: Extracts,
     broken: Problems,
+    foreign: ForeignRun | None = None,
 ) -> int:
     """Read a source; return the number of its lines."""
     count = 0
@@ -219,6 +264,8 @@ def _read(
                     if batch.order:
                         collector.feed(batch)
                         extracts.feed(batch)
+                if foreign is not None:
+                    foreign.feed(source.name, block)
     except BrokenSource as error:
         line, why = error.line, error.why
         broken.add(lambda: Problem(source.name, line, why, "the rest is left out"))
@@ -237,12 +284,18 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _nothing(names: list[str], lines: int, broken: Problems) -> str:
+def _nothing(names: list[str], lines: int, broken: Problems, framework: Framework | None) -> str:
     where = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     if not lines:
         return f"nothing to analyse: {where} has no line"
     more = f"; {broken.count} are broken, the first one: {broken.first[0]}" if broken.count else ""
+    if framework is not None:
+        first = ", ".join(name for each in framework.quantities[:6] for name in each.names[:1])
+        found = f"none of the {lines} lines of {where} has a metric of {framework.name}, such as {first}"
+        return f"nothing to analyse: {found}"
+    looked_for = "; ".join(f"of {one.name} {', '.join(one.telling[:3])}" for one in FRAMEWORKS)
     return (
         f"nothing to analyse: none of the {lines} lines of {where} is a JSON line of loom.tracing or a line like "
-        f"'[ckpt] write.done step=3 write_ms=234.5'{more}"
+        f"'[ckpt] write.done step=3 write_ms=234.5'{more}. "
+        f"Names of other frameworks were looked for, too: {looked_for}"
     )

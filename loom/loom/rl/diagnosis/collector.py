@@ -10,6 +10,7 @@ from itertools import compress, islice
 from operator import not_
 
 from loom.rl.diagnosis.evidence import Evidence, Largest, Problems
+from loom.rl.diagnosis.history import RunHistory
 from loom.rl.diagnosis.related_events import OrchestratorSteps, OverlappingEvents, UpdateBatchPairs, UpdatePaths
 from loom.rl.diagnosis.scanner import KEPT, EventBlock, Scanner, as_text, problem
 from loom.rl.diagnosis.statistics import Series, Sums
@@ -297,6 +298,8 @@ class Measured:
     timeline: list[Evidence]
     both: bool
     """True if log lines and JSON lines have the same events."""
+    history: RunHistory | None = None
+    """The steps of a run of another framework."""
 
     @property
     def series(self) -> dict[str, Series]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from loom.rl.diagnosis.attribution import Attribution, Lost
+from loom.rl.diagnosis.case import Case, typical
 from loom.rl.diagnosis.collector import Measured
 from loom.rl.diagnosis.evidence import Evidence
 from loom.rl.diagnosis.rules import (
     ASSUMED_LEVEL,
     EARLY,
+    FOREIGN_RULES,
     GENERATION_ALONE,
     RANGES,
     RULES,
@@ -22,6 +24,7 @@ from loom.rl.diagnosis.rules import (
     staleness_range,
 )
 from loom.rl.diagnosis.statistics import Series
+from loom.rl.diagnosis.symptoms import symptoms
 
 FEW = 8
 """Pairs of an update and a batch from which on peaks are looked for."""
@@ -52,19 +55,6 @@ class Finding:
         return self.rule.name
 
 
-@dataclass(frozen=True)
-class _Case:
-    """The measured subject of a rule."""
-
-    value: float
-    lost: Lost
-    metrics: tuple[str, ...]
-    """The metrics whose largest values are the evidence."""
-    details: list[str] = field(default_factory=list)
-    bounds: tuple[Bound, ...] | None = None
-    evidence: list[Evidence] | None = None
-
-
 def diagnose(measured: Measured, found: Attribution, async_level: int | None) -> list[Finding]:
     """Return the findings of a run, the most important first. Only one with ``over_bound`` may be primary.
 
@@ -75,7 +65,10 @@ def diagnose(measured: Measured, found: Attribution, async_level: int | None) ->
     """
     cases = _cases(measured, found, async_level)
     findings = [
-        finding for rule in RULES if rule.name in cases if (finding := _judge(rule, cases[rule.name], measured))
+        finding
+        for rule in (*RULES, *FOREIGN_RULES)
+        if rule.name in cases
+        if (finding := _judge(rule, cases[rule.name], measured))
     ]
     over = {finding.name for finding in findings if finding.over_bound}
     findings = [_yielding(finding, over) for finding in findings]
@@ -84,7 +77,7 @@ def diagnose(measured: Measured, found: Attribution, async_level: int | None) ->
     )
 
 
-def _judge(rule: Rule, case: _Case, measured: Measured) -> Finding | None:
+def _judge(rule: Rule, case: Case, measured: Measured) -> Finding | None:
     bounds = case.bounds or rule.bounds
     passed = [
         index for index, bound in enumerate(bounds) if case.value > bound.over and case.lost.share >= bound.share
@@ -101,11 +94,11 @@ def _judge(rule: Rule, case: _Case, measured: Measured) -> Finding | None:
     return Finding(rule, level, case.value, case.lost.share, bool(passed), case.details, evidence[: 2 * SHOWN])
 
 
-def _level_of(case: _Case, rule: Rule, measured: Measured) -> Rating:
+def _level_of(case: Case, rule: Rule, measured: Measured) -> Rating:
     """Return a warning for a finding below its bounds, if it has a bad metric and loses time; else good."""
     if not rule.quality and case.lost.share < EARLY:
         return Rating.GOOD
-    levels = [one.level(_typical(measured.series[one.metric])) for one in RANGES if one.metric in case.metrics]
+    levels = [one.level(typical(measured.series[one.metric])) for one in RANGES if one.metric in case.metrics]
     return Rating.GOOD if all(level is Rating.GOOD for level in levels) else Rating.WARNING
 
 
@@ -117,22 +110,17 @@ def _yielding(finding: Finding, over: set[RuleName]) -> Finding:
     return replace(finding, over_bound=False, details=[*finding.details, why])
 
 
-def _typical(series: Series) -> float:
-    """Return the mean, without a slow start if that makes it lower."""
-    return min(series.mean, series.steady_mean)
-
-
-def _cases(measured: Measured, found: Attribution, async_level: int | None) -> Mapping[RuleName, _Case]:
+def _cases(measured: Measured, found: Attribution, async_level: int | None) -> Mapping[RuleName, Case]:
     series = measured.series
     loop, training = found.loop, found.training
-    cases: dict[RuleName, _Case] = {}
+    cases: dict[RuleName, Case] = {}
     if series["queue_ms"].count:
-        cases[RuleName.QUEUE] = _Case(_typical(series["queue_ms"]), found.queue, ("queue_ms",), _ways(measured))
+        cases[RuleName.QUEUE] = Case(typical(series["queue_ms"]), found.queue, ("queue_ms",), _ways(measured))
     if series["rpc_ms"].count:
-        cases[RuleName.LOADING] = _Case(_typical(series["rpc_ms"]), found.loading, ("rpc_ms",))
+        cases[RuleName.LOADING] = Case(typical(series["rpc_ms"]), found.loading, ("rpc_ms",))
     if (contention := _contention(measured)) is not None:
         cases[RuleName.CONTENTION] = contention
-    wait = _typical(series["wait_ms"])
+    wait = typical(series["wait_ms"])
     if series["wait_ms"].count and loop.wait_ms:
         cycle = f"A step of the trainers computes {_ms(training.compute_ms)} and writes {_ms(training.write_ms)}."
         told = (
@@ -144,45 +132,45 @@ def _cases(measured: Measured, found: Attribution, async_level: int | None) -> M
             (RuleName.CHECKPOINT, found.checkpoint, ("write_ms", "wait_ms")),
             (RuleName.TRAINER, found.trainer, ("wait_ms", "train_ms")),
         ):
-            cases[name] = _Case(wait * lost.ms / loop.wait_ms, lost, metrics, told)
+            cases[name] = Case(wait * lost.ms / loop.wait_ms, lost, metrics, told)
     elif series["write_ms"].count:
-        cases[RuleName.CHECKPOINT] = _Case(_typical(series["write_ms"]), found.checkpoint, ("write_ms",))
+        cases[RuleName.CHECKPOINT] = Case(typical(series["write_ms"]), found.checkpoint, ("write_ms",))
     if (one := training.straggler) is not None:
         more = one.mean_ms / one.others_ms - 1 if one.others_ms else 0.0
         told = [
             f"Rank {one.rank} takes {_ms(one.mean_ms)} a step, the others {_ms(one.others_ms)}: {more:.0%} longer."
         ]
         lines = measured.ranks[one.rank].steps.largest.lines()
-        cases[RuleName.STRAGGLER] = _Case(one.lead_ms, found.straggler, (), told, evidence=lines)
+        cases[RuleName.STRAGGLER] = Case(one.lead_ms, found.straggler, (), told, evidence=lines)
     cases.update(_generation(measured, found))
     if series["trunc_pct"].count:
-        cases[RuleName.TRUNCATION] = _Case(_lasting(series["trunc_pct"]), Lost(), ("trunc_pct",))
-    if series["staleness"].count:
+        cases[RuleName.TRUNCATION] = Case(_lasting(series["trunc_pct"]), Lost(), ("trunc_pct",))
+    if series["staleness"].count and (measured.history is None or async_level is not None):
         cases[RuleName.STALENESS] = _staleness(series["staleness"], async_level)
+    if measured.history is not None:
+        cases.update(symptoms(measured.history, found))
     return cases
 
 
-def _generation(measured: Measured, found: Attribution) -> dict[RuleName, _Case]:
+def _generation(measured: Measured, found: Attribution) -> dict[RuleName, Case]:
     dur, waits = measured.series["dur_ms"], measured.series["batch_wait_ms"]
     idle = measured.series["idle_ms"]
     told = [f"Generators wait {_ms(idle.steady_mean)} for requests at a time."] if idle.count else []
     if waits.count:
         wait = found.training.wait_ms
-        told.append(
-            f"A step of the trainers waits {_ms(wait)} for its batch; the batch takes {_ms(_typical(dur))}."
-        )
+        told.append(f"A step of the trainers waits {_ms(wait)} for its batch; the batch takes {_ms(typical(dur))}.")
         wall = found.training.wall_ms
         part = found.generator.ms / found.loop.wall_ms if found.loop.wall_ms else wait / wall if wall else 0.0
-        return {RuleName.GENERATOR: _Case(part * wall, found.generator, ("batch_wait_ms", "dur_ms"), told)}
+        return {RuleName.GENERATOR: Case(part * wall, found.generator, ("batch_wait_ms", "dur_ms"), told)}
     if dur.count and not found.training.steps:
         told.append(
             "The log of the trainers is not here. They seem to wait, as the orchestrator does not wait for them."
         )
-        return {RuleName.GENERATOR: _Case(_typical(dur), found.generator, ("dur_ms",), told, GENERATION_ALONE)}
+        return {RuleName.GENERATOR: Case(typical(dur), found.generator, ("dur_ms",), told, GENERATION_ALONE)}
     return {}
 
 
-def _contention(measured: Measured) -> _Case | None:
+def _contention(measured: Measured) -> Case | None:
     """Return the peaks of generation beside peaks of delay, if most of either are beside each other."""
     queue, batch = measured.pairs.queue.values, measured.pairs.batch.values
     if len(queue) < FEW:
@@ -205,7 +193,7 @@ def _contention(measured: Measured) -> _Case | None:
         f"{_ms(usual_queue)}."
     ]
     lost = Lost(more / len(queue), min(1.0, more / whole) if whole else 0.0)
-    return _Case(fmean(queue[i] for i in beside), lost, ("queue_ms", "dur_ms"), told)
+    return Case(fmean(queue[i] for i in beside), lost, ("queue_ms", "dur_ms"), told)
 
 
 def _whole(measured: Measured) -> float:
@@ -222,13 +210,13 @@ def _lasting(series: Series) -> float:
     return min(series.mean, fmean(later))
 
 
-def _staleness(series: Series, async_level: int | None) -> _Case:
+def _staleness(series: Series, async_level: int | None) -> Case:
     known = async_level is not None
     level = ASSUMED_LEVEL if async_level is None else async_level
     limits = staleness_range(level)
     told = [f"async_level is {level}." if known else f"No line says async_level; it is taken for {level}."]
     bounds = None if known else (Bound(limits.critical - level),)
-    return _Case(_lasting(series) - level, Lost(), ("staleness",), told, bounds)
+    return Case(_lasting(series) - level, Lost(), ("staleness",), told, bounds)
 
 
 def _ways(measured: Measured) -> list[str]:

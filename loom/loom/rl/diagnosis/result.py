@@ -42,6 +42,8 @@ class Analysis:
     """The first lines of each tag."""
     folder: Path | None = None
     """The folder of the written analysis."""
+    framework: str | None = None
+    """The framework that wrote the logs; None if they are those of Loom's own pipeline."""
 
     @property
     def slowest(self) -> list[Evidence]:
@@ -55,6 +57,7 @@ class Analysis:
             "sources": self.sources,
             "lines": self.lines,
             "events": self.events,
+            "framework": self.framework,
             "primary": self.primary,
             "findings": [_finding(each) for each in self.findings],
             "metrics": {name: stats.as_dict() for name, stats in self.metrics.items()},

@@ -31,6 +31,12 @@ class RuleName(str, Enum):
     GENERATOR = "generator"
     TRAINER = "trainer"
     STRAGGLER = "straggler"
+    STALL = "stall"
+    KV_CACHE = "kv_cache"
+    TAIL = "tail"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    MISMATCH = "mismatch"
     NONE = "none"
 
 
@@ -154,7 +160,7 @@ RULES = (
         "Generation is the bottleneck: trainers wait for batches.",
         "Add generators, generate less (max_tokens, batch), or let trainers run further behind (async_level).",
         option="generators",
-        yields_to=(RuleName.QUEUE, RuleName.CONTENTION),
+        yields_to=(RuleName.QUEUE, RuleName.CONTENTION, RuleName.KV_CACHE, RuleName.TAIL, RuleName.CANCELLED),
     ),
     Rule(
         RuleName.TRAINER,
@@ -187,6 +193,80 @@ RULES = (
         quality=True,
     ),
 )
+
+FOREIGN_RULES = (
+    Rule(
+        RuleName.STALL,
+        "seconds without a step",
+        "s",
+        (Bound(60, 0.02),),
+        "It stands still: no step for many times a usual one.",
+        "Look at the side that is named: at its last lines, and at its processes with py-spy or `loom where`.",
+    ),
+    Rule(
+        RuleName.KV_CACHE,
+        "looks at the engines with a full key-value cache",
+        "%",
+        (Bound(30),),
+        "The key-value cache is full: requests wait for room in it, or are preempted and begin again.",
+        "Give the cache more memory, shard the model over more devices, bound the requests in flight or their "
+        "length, or add engines.",
+        option="generators",
+    ),
+    Rule(
+        RuleName.TAIL,
+        "longest completion, beside a mean one",
+        "times",
+        (Bound(8, 0.10), Bound(6, 0.15)),
+        "A long tail: the whole batch waits for the completion of one prompt.",
+        "Bound its length (max_tokens), leave the prompt out, or let a batch begin without it (partial rollouts, a "
+        "higher async level).",
+        option="max_tokens",
+    ),
+    Rule(
+        RuleName.CANCELLED,
+        "cancelled rollouts, of the last third of the steps",
+        "%",
+        (Bound(5, 0.02),),
+        "More and more rollouts are cancelled before they end, so that their generation is lost.",
+        "Raise the number of steps that a rollout may be behind, shorten rollouts, or add generators.",
+    ),
+    Rule(
+        RuleName.FAILED,
+        "failed rollouts",
+        "%",
+        (Bound(5),),
+        "Failed rollouts count as reward 0: the policy is trained away from prompts whose environment failed.",
+        "Leave failed rollouts out of the batch, or try them again; look for their cause in the environment's log.",
+        quality=True,
+    ),
+    Rule(
+        RuleName.MISMATCH,
+        "mismatch of the last third of the steps, beside the first third",
+        "times",
+        (Bound(2),),
+        "The policy that generates and the one that is trained drift apart with staleness.",
+        "Lower the number of steps that a rollout may be behind, correct with truncated importance sampling, or "
+        "look whether all engines get each update of weights.",
+        quality=True,
+    ),
+)
+"""The rules about what only logs of other frameworks have. Each is silent without its evidence."""
+
+STANDS_STILL = 10.0
+"""A run stands still without a step for so many times the median one."""
+FULL_CACHE, ALMOST_FULL = 99.0, 95.0
+"""Per cent of the key-value cache above which it is full; above the lower one if requests wait or are preempted."""
+TAIL_FROM = 6.0
+"""A completion is a tail from so many times the mean length on, if the batch's generation took longer with it."""
+USUAL_TAIL = 5.0
+"""The longest of many completions of a usual spread is so many times the mean one."""
+FEW_STEPS = 9
+"""Steps from which on a trend or a relation of two values is looked for."""
+RELATED = 0.5
+"""Rank correlation from which on two values count as related."""
+LEAST_MISMATCH = 1e-3
+"""A mismatch below this is the rounding of two implementations."""
 
 GENERATION_ALONE = (Bound(10_000, 0.30), Bound(5000, 0.375))
 """Bounds of `RuleName.GENERATOR` on the mean dur_ms, if there is no log of the trainers."""

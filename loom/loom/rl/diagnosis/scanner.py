@@ -182,6 +182,22 @@ def problem(batch: EventBlock, position: int, why: str) -> Problem:
     return Problem(batch.file, number, why, readable(line))
 
 
+def is_own(data: bytes) -> bool:
+    """Return whether lines have events of Loom's own pipeline, or of the seed's."""
+    return any(text in data for text in _OWN)
+
+
+_OWN = (
+    b"[gen] batch.",
+    b"[ckpt] w",
+    b"[train] ",
+    b"[rollout] trunc_pct",
+    b"client.done wall_ms",
+    b"complete (wall=",
+    b'{"name":',
+)
+
+
 def is_number(value: object) -> bool:
     """Return whether a value of JSON is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)

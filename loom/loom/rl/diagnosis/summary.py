@@ -25,6 +25,19 @@ LABELS = {
     "step_s": "Step",
     "train_ms": "Training step of a rank",
     "batch_wait_ms": "Trainer waits for a batch",
+    "train_step_s": "Step of the trainers",
+    "evaluate_ms": "Evaluation",
+    "reward": "Reward",
+    "failed_pct": "Failed rollouts",
+    "cancelled_pct": "Cancelled rollouts",
+    "mismatch": "Mismatch of log-probabilities",
+    "length": "Tokens of a completion",
+    "longest": "Tokens of the longest completion",
+    "kv_cache_pct": "Key-value cache in use",
+    "running_requests": "Requests of the engines",
+    "waiting_requests": "Requests that wait in the engines",
+    "preemptions": "Preemptions",
+    "tokens_per_s": "Tokens a second",
 }
 """The titles of the metrics, in the order of the table."""
 
@@ -42,6 +55,7 @@ def summary(analysis: Analysis, pictures: Sequence[str] = ()) -> str:
         f"{analysis.made:%Y-%m-%d %H:%M:%S}, from {analysis.lines:,} lines with {analysis.events:,} events:",
         "",
         *(f"- {_quoted(name)}" for name in analysis.sources),
+        *([] if analysis.framework is None else ["", f"They are logs of {analysis.framework}."]),
         "",
         "## Diagnosis",
         "",

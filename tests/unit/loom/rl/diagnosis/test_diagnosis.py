@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loom.rl.diagnosis import analyze
-from loom.rl.diagnosis.rules import RULES, RuleName
+from loom.rl.diagnosis.rules import FOREIGN_RULES, RULES, RuleName
 from tests.unit.loom.rl.diagnosis.pipeline import BOTTLENECKS, Pipeline, Times, ordinary, slowed
 
 SEEDS = range(5)
@@ -154,8 +154,9 @@ def test_staleness_is_judged_by_the_async_level_that_is_said(tmp_path: Path) -> 
 
 
 def test_every_rule_has_a_suggestion_and_thresholds() -> None:
-    assert {rule.name for rule in RULES} == set(RuleName) - {RuleName.NONE}
-    for rule in RULES:
+    rules = (*RULES, *FOREIGN_RULES)
+    assert {rule.name for rule in rules} == set(RuleName) - {RuleName.NONE}
+    for rule in rules:
         assert rule.bounds
         assert rule.says.endswith(".")
         assert rule.suggests.endswith(".")
