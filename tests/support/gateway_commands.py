@@ -59,6 +59,7 @@ ARGUMENTS = {
     "runs archive": "none",
     "runs rm": "none",
     "config set": "lr=1 --timeout 1",
+    "config back": "",
     "inject check": "{folder}/plan.yaml",
     "inject run": "{folder}/plan.yaml --report {folder}/report",
     "inject from-events": "--since 1m",

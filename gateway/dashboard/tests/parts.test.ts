@@ -226,6 +226,14 @@ describe('acknowledgements', () => {
     expect(log.list().map((one) => one.id)).toEqual(['last', ...Array.from({ length: 10 }, (_, at) => `c${11 - at}`)]);
   });
 
+  it('give a schedule back whose value they had replaced', () => {
+    const log = new CommandLog();
+    const run = log.add('c', 'update_config', '*', { rate: 2 }, 'ada', 1);
+    log.acknowledge({ ...message, changes: { rate: { old: 1, new: 2, back: { rate: null } }, size: { old: 4, new: 8 } } }, 2);
+    expect(takeBack(run)).toEqual([{ kind: 'update_config', target: ['a'], params: { rate: null, size: 4 } }]);
+    expect(describeUndo(run)).toEqual(['rate = null, size = 4']);
+  });
+
   it('whose old value is unknown cannot be taken back', () => {
     const log = new CommandLog();
     const run = log.add('c', 'update_config', '*', { rate: 2 }, 'ada', 1);

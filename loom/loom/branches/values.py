@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from loom.branches.branch import Branch
+from loom.errors import WrongArguments
 
 _TIMES = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:e([+-]?\d+))?x", re.IGNORECASE)
 
@@ -23,6 +25,33 @@ def times(value: Any) -> float | None:
     if not isinstance(value, str) or _TIMES.fullmatch(value.strip()) is None:
         return None
     return float(value.strip()[:-1])
+
+
+def check_changes(changes: Mapping[str, Any], run: str, known: Mapping[str, Any]) -> None:
+    """Check the values that a branch is to change, before anything is started.
+
+    Args:
+        known: the keys that the run has had, with their values as far as they are known.
+
+    Raises:
+        WrongArguments: the run has no such key, or a number where a text is given.
+    """
+    for key, value in changes.items():
+        if key not in known:
+            raise WrongArguments(f"set {key}: run {run!r} has no such key; it has {', '.join(sorted(known))}")
+        if type(known[key]) in (int, float) and isinstance(value, str) and not _is_number(value):
+            raise WrongArguments(
+                f"set {key}: run {run!r} has {known[key]} there, and {value!r:.80} is no number: write such as "
+                "0.001, or 0.5x for half of what it was"
+            )
+
+
+def _is_number(text: str) -> bool:
+    if times(text) is not None or text.strip().lower() in ("null", "none"):  # which gives a schedule back
+        return True
+    with contextlib.suppress(ValueError):
+        return float(text) == float(text)
+    return False
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:

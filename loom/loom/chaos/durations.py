@@ -13,6 +13,7 @@ from loom.errors import WrongArguments
 _UNITS = {
     "ms": 0.001, "millisecond": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0,
     "m": 60.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0,
+    "d": 86_400.0, "day": 86_400.0,
 }  # fmt: skip
 _NUMBER = r"(?P<number>[-+]?\d+(\.\d+)?|[-+]?\.\d+)"
 _TIME = re.compile(rf"{_NUMBER}\s*(?P<unit>[a-z]+)?")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shlex
 import socket
+import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -18,26 +21,24 @@ import typer
 from loom.branches.branch import Branch
 from loom.branches.command import BranchStart, branch_start, checkpoint_folders, completed
 from loom.branches.launch import branch_name, start_detached, why_ended
-from loom.branches.values import kept_at, times
+from loom.branches.values import check_changes, kept_at, times
 from loom.cli.options import Access, Json, acknowledgements, asking, read_assignments
 from loom.cli.output import print_json, say
 from loom.cli.run import become, environment
 from loom.cli.runs import RunName
 from loom.control.address import ADDRESS_VARIABLE
 from loom.control.run_start import LAUNCHER_VARIABLE, START_VARIABLE
-from loom.errors import BranchRefused, NotFound, WrongArguments
+from loom.errors import BranchRefused, NotFound
 from loom.instrument.training import FOUND_VARIABLE
 from loom.threadlet.start_facts import code_of, without_secrets
 
 if TYPE_CHECKING:
     from loom.weaver.run_views import RunDetails
+    from loom.weaver.views import WeaverEvent
     from loom_proxy.weaver.client import WeaverProxy
 
 STARTS_WITHIN = 300.0
 """Seconds that a branch in the background has to register."""
-
-ASK_EVERY = 0.5
-"""Seconds between two looks at a run."""
 
 _ENDED = ("failed", "finished")
 
@@ -96,6 +97,8 @@ def branch(
     start = _plan(parent, step, changes, list(argument or ()), list(command or ()), checkpoints)
     start = _named(weaver, parent, start, name, replace)
     differences = _code_differences(parent, start)
+    if parent.max_step is not None and start.branch.step >= parent.max_step:
+        _say(f"step {start.branch.step:,} is the run's last one: without more steps nothing is left to train")
     if strict and differences:
         raise BranchRefused("; ".join(differences))
     for one in differences:
@@ -166,18 +169,14 @@ def _named(
 
 
 def _check_keys(weaver: WeaverProxy, parent: RunDetails, changes: Mapping[str, Any]) -> None:
-    """Raise `WrongArguments` for a key that nothing in the run has had, such as one that is misspelt."""
-    known = set(parent.config)
-    for mark in parent.timeline:
-        known |= mark.get("changes", {}).keys()
+    """Raise `WrongArguments` for a key that nothing in the run has had, such as a misspelt one, or its value."""
+    known: dict[str, Any] = {}
     replicas = weaver.replicas()
     for member in parent.members:
-        known |= set(getattr(replicas.get(member["replica"]), "handlers", ()))
-    for key in changes:
-        if key not in known:
-            raise WrongArguments(
-                f"--set {key}: run {parent.id!r} has no such key; it has {', '.join(sorted(known))}"
-            )
+        known |= getattr(replicas.get(member["replica"]), "handlers", {})
+    for mark in parent.timeline:
+        known |= {key: change.get("new") for key, change in mark.get("changes", {}).items()}
+    check_changes(changes, parent.id, {**known, **parent.config})
 
 
 def _code_differences(parent: RunDetails, start: BranchStart) -> list[str]:
@@ -203,17 +202,57 @@ def _end(weaver: WeaverProxy, parent: RunDetails, timeout: float) -> None:
     if not living:
         return
     until = time.monotonic() + timeout
+    after = int(weaver.status()["event"])
     for kind in ("save", "stop"):
         answers = acknowledgements(weaver.command(kind, target=living), max(0.0, until - time.monotonic()))
         refused = [f"{id}: {one.reason}" for id, one in answers.items() if not one.ok]
         if refused and kind == "save":
             _say(f"{parent.name} saves no checkpoint before it stops: {refused[0]}")
-    while (state := weaver.run(parent.id).info.state) == "running":
-        if time.monotonic() > until:
+    if (state := weaver.run(parent.id).info.state) == "running":
+        event = _event_of(weaver, "run_ended", parent.id, after, until - time.monotonic())
+        if event is None:
             why = f" ({refused[0]})" if refused else ""
             raise BranchRefused(f"run {parent.id!r} has not ended in {timeout:g} s{why}: nothing was started")
-        time.sleep(ASK_EVERY)
+        state = event.data["state"]
     _say(f"{parent.name} {parent.id} has ended: {state}")
+
+
+def _event_of(
+    weaver: WeaverProxy,
+    kind: str,
+    run: str,
+    after: int,
+    within: float,
+    process: subprocess.Popen[bytes] | None = None,
+) -> WeaverEvent | None:
+    """Wait for an event about a run, for some seconds; return None if it has not come, or a process ends first.
+
+    Args:
+        after: id of an event before it.
+    """
+    found: queue.SimpleQueue[WeaverEvent | BaseException | None] = queue.SimpleQueue()
+
+    def follow() -> None:
+        try:
+            events = weaver.events(after, follow=True, kind=kind)
+            found.put(next(event for event in events if event.data.get("run") == run))
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            found.put(error)
+
+    def attend(process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        found.put(None)
+
+    threading.Thread(target=follow, daemon=True).start()
+    if process is not None:
+        threading.Thread(target=attend, args=(process,), daemon=True).start()
+    try:
+        came = found.get(timeout=max(0.0, within))
+    except queue.Empty:
+        return None
+    if isinstance(came, BaseException):
+        raise came
+    return came
 
 
 def _variables(access: Access, start: BranchStart) -> dict[str, str]:
@@ -227,20 +266,15 @@ def _variables(access: Access, start: BranchStart) -> dict[str, str]:
 
 def _begin(weaver: WeaverProxy, start: BranchStart, variables: Mapping[str, str], as_json: bool) -> None:
     """Start a branch in the background, and wait until it has registered."""
+    after = int(weaver.status()["event"])
     process, path = start_detached(start, {**os.environ, **variables})
-    until = time.monotonic() + STARTS_WITHIN
-    while True:
-        try:
-            found = weaver.run(start.id).info
-            break
-        except NotFound:
-            if process.poll() is not None:
-                raise BranchRefused(why_ended(process, path)) from None
-            if time.monotonic() > until:
-                raise BranchRefused(
-                    f"the branch has not registered in {STARTS_WITHIN:g} s; it goes on: {path}"
-                ) from None
-            time.sleep(ASK_EVERY)
+    begun = f"{start.id}*"  # it may have begun on another host
+    if not weaver.runs(begun) and _event_of(weaver, "run_began", start.id, after, STARTS_WITHIN, process) is None:
+        if process.poll() is None:
+            raise BranchRefused(f"the branch has not registered in {STARTS_WITHIN:g} s; it goes on: {path}")
+        if not weaver.runs(begun):
+            raise BranchRefused(why_ended(process, path))
+    found = weaver.run(start.id).info
     if as_json:
         print_json({"run": found.id, "name": found.name, "log": str(path), "pid": process.pid})
     else:

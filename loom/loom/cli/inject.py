@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from loom.cli.options import (
-    MOST_EVENTS,
     Json,
     Since,
     Timeout,
@@ -27,6 +26,7 @@ from loom.cli.options import (
     weaver_clock,
 )
 from loom.cli.output import file_name, say, say_lines, show
+from loom.control.arguments import MOST_EVENTS
 from loom.errors import WrongArguments, because
 from loom.process.error_exit import FAILURE
 

@@ -50,16 +50,13 @@ User = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Only what happened since: 10m or 2h ago, or such as 2026-01-31T14:05."),
+    typer.Option(metavar="TIME", help="Only what happened since: 10m, 2h or 1d ago, or such as 2026-01-31T14:05."),
 ]
 Until = Annotated[
     str | None, typer.Option(metavar="TIME", help="Only what happened until then, written as for --since.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for acknowledgements.")]
-
-MOST_EVENTS = 10_000
-"""Events that one request can read."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ def read_moment(text: str, now: Callable[[], float]) -> float:
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
     except ValueError:
         raise WrongArguments(
-            f"{text!r:.80} is no time: write such as 10m or 2h for so long ago, or 2026-01-31T14:05"
+            f"{text!r:.80} is no time: write such as 10m, 2h or 1d for so long ago, or 2026-01-31T14:05"
         ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +92,7 @@ def show_(access: UserAccess, run: RunName, as_json: Json = False) -> None:
         "ended": when(one.ended),
         "ranks": one.ranks,
         "restarts": one.restarts or None,
-        "command": " ".join(one.command) or None,
+        "command": shlex.join(one.command) or None,
         "code": _code(one),
         **{name: _text(one.start.get(name)) for name in ("folder", "user", "host", "gpus", "versions")},
         "tags": ", ".join(one.tags) or None,
@@ -135,14 +136,19 @@ def compare(
         print_json(found.to_body())
         return
     names = [f"{one.name} {one.id}" for one in found.runs]
-    changed = {**{f"config.{key}": pair for key, pair in found.config.items()}, **found.start}
+    start = {
+        key: map(shlex.join, pair) if key == "command" and all(pair) else pair for key, pair in found.start.items()
+    }
+    changed = {**{f"config.{key}": pair for key, pair in found.config.items()}, **start}
     print_table("differences", ["", *names], [[key, *map(_text, pair)] for key, pair in changed.items()])
     pairs: Mapping[str, Any] = found.at_step
     if step is None:
         pairs = {name: [one and one.last for one in pair] for name, pair in found.summary.items()}
     title = "metrics, last values" if step is None else f"metrics at step {step:,}"
     print_table(
-        title, ["metric", *names, "difference"], [[name, *pair, _difference(*pair)] for name, pair in pairs.items()]
+        title,
+        ["metric", *names, "difference"],
+        [[name, *map(_number, pair), _difference(*pair)] for name, pair in pairs.items()],
     )
 
 
@@ -276,6 +282,10 @@ def _from(parent: Mapping[str, Any] | None) -> str | None:
 
 def _numbers(summary: MetricSummary) -> list[str]:
     return [f"{value:.6g}" for value in summary[:3]]
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.6g}"
 
 
 def _difference(first: float | None, second: float | None) -> str | None:

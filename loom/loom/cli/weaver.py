@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loom.cli.options import (
-    MOST_EVENTS,
     Json,
     Since,
     Timeout,
@@ -25,6 +24,7 @@ from loom.cli.options import (
     weaver_clock,
 )
 from loom.cli.output import counted, print_json, print_table, say, say_lines, show
+from loom.control.arguments import MOST_EVENTS
 from loom.errors import WrongArguments
 from loom.process.error_exit import FAILURE
 
@@ -77,6 +77,26 @@ def config_set(
     config = read_assignments(values, "KEY=VALUE, such as learning_rate=0.002")
     command = access.weaver().command("update_config", config, replica, wait=min(timeout, FIRST_WAIT))
     _report(command, replica, timeout, as_json)
+
+
+@config_app.command("back")
+@asking
+def config_back(
+    access: UserAccess,
+    command: Annotated[
+        str | None,
+        typer.Argument(metavar="[COMMAND]", help="Id of the change. Default: the last one of the replicas."),
+    ] = None,
+    replica: Replicas = "*",
+    timeout: Timeout = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Take a change back: replicas get the values that they had before it, or the schedule that set them.
+
+    Exits with 1 unless every replica did.
+    """
+    for given in access.weaver().take_back(replica, command):
+        _report(given, replica, timeout, as_json)
 
 
 def _command(kind: str, text: str) -> Callable[..., None]:
@@ -297,7 +317,7 @@ def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -
     outcomes = acknowledgements(command, timeout)
     well = bool(outcomes) and all(one.ok for one in outcomes.values())
     if as_json:
-        print_json({"id": command.id, "outcomes": {id: asdict(one) for id, one in outcomes.items()}})
+        print_json({"id": command.id, "outcomes": {id: _told(one) for id, one in outcomes.items()}})
     elif not outcomes:
         say(f"error: no replica that lives is named by {target!r}; `loom status` lists them", err=True)
     else:
@@ -307,10 +327,14 @@ def _report(command: CommandProxy, target: str, timeout: float, as_json: bool) -
         raise typer.Exit(FAILURE)
 
 
+def _told(one: Acknowledgement) -> dict[str, object]:
+    return {**asdict(one), "changes": {key: [change.old, change.new] for key, change in one.changes.items()}}
+
+
 def _report_use(command: CommandProxy, done: str, timeout: float, as_json: bool) -> None:
     """Show who was told of a device's change. It holds in any case: a replica that refuses goes on as it likes."""
     outcomes = acknowledgements(command, timeout)
-    answer = {"id": command.id, "outcomes": {id: asdict(one) for id, one in outcomes.items()}}
+    answer = {"id": command.id, "outcomes": {id: _told(one) for id, one in outcomes.items()}}
     rows = [_row(id, outcomes[id])[:3] for id in sorted(outcomes)]
     show(as_json, answer, f"{done}; {counted(len(rows), 'replica')} told", ["replica", "outcome", "step"], rows)
 

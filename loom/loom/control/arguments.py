@@ -13,6 +13,10 @@ IDENTITY = r"[A-Za-z0-9_-]{8,64}"
 """The form of an id that a caller chooses."""
 
 
+MOST_EVENTS = 10_000
+"""Events that one request can read."""
+
+
 def check_name(what: str, name: str) -> None:
     """Raise `WrongArguments` if a name, or a glob on names, is longer than any name is."""
     if len(name) > MAX_NAME:

@@ -130,14 +130,37 @@ class Change(NamedTuple):
 
     old: Any
     new: Any
+    back: Mapping[str, Any] | None = None
+    """The values, by key, that bring back what was before, if ``old`` does not: it was a schedule's."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Return the object for JSON."""
+        body = {"old": self.old, "new": self.new}
+        return body if self.back is None else {**body, "back": dict(self.back)}
+
+
+def former_values(changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values that take changes back, as far as it is known what was before.
+
+    Args:
+        changes: for each key a `Change` as JSON has it.
+    """
+    former: dict[str, Any] = {}
+    for key, change in changes.items():
+        if (back := change.get("back")) is not None:
+            former |= back
+        elif change.get("old") is not None:
+            former[key] = change["old"]
+    return former
 
 
 class _JsonObject:
-    """The pydantic schema of a `Change`, which is an object with two keys in JSON, not a list."""
+    """The pydantic schema of a `Change`, which is an object in JSON, not a list."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: Any, handler: Any) -> dict[str, object]:
-        return {"type": "object", "properties": {"old": {}, "new": {}}, "required": ["old", "new"]}
+        values = {"old": {}, "new": {}, "back": {"type": "object"}}
+        return {"type": "object", "properties": values, "required": ["old", "new"]}
 
 
 @dataclass(frozen=True)
@@ -145,7 +168,7 @@ class Acknowledgement:
     """A replica's acknowledgement of a command.
 
     As JSON and on the link it is an object of these fields, a `Change` being ``{"old": …, "new": …}``. ``waiting``,
-    ``evidence`` and ``taken`` are left out while they are false or empty.
+    ``evidence``, ``taken`` and a change's ``back`` are left out while they are false or empty.
     """
 
     # For pydantic, with which the gateway describes REST: fields with a default here may be missing in JSON.
@@ -179,7 +202,7 @@ class Acknowledgement:
             "ok": self.ok,
             "reason": self.reason,
             "step": self.step,
-            "changes": {key: {"old": change.old, "new": change.new} for key, change in self.changes.items()},
+            "changes": {key: change.to_body() for key, change in self.changes.items()},
             "refused": dict(self.refused),
         }
         if self.waiting:
@@ -213,7 +236,8 @@ class Acknowledgement:
 def _read_change(change: Any) -> Change:
     if type(change) is not dict or "new" not in change:
         raise ProtocolMismatch(f"a change is an old and a new value, not {change!r:.80}")
-    return Change(change.get("old"), change["new"])
+    back = change.get("back")
+    return Change(change.get("old"), change["new"], back if type(back) is dict else None)
 
 
 class CohortVerdict(str, Enum):

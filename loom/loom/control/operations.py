@@ -320,7 +320,7 @@ class GetEvents(
     """Past events, at times since the epoch if wanted: the first ones after an event, or else the newest."""
 
     after: Count | None = None
-    limit: Annotated[int, ArgumentBounds(ge=1, le=10_000)] = 100
+    limit: Annotated[int, ArgumentBounds(ge=1, le=check.MOST_EVENTS)] = 100
     kind: Name | None = None
     replica: Name | None = None
     since: float | None = None

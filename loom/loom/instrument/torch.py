@@ -249,9 +249,9 @@ class HookedOptimizer:
 
     def offer(self, here: HookedTraining, suffix: str) -> None:
         """Offer the keys, each with a suffix, such as ``@1``."""
-        rate, saved = partial(self._number, "lr"), partial(self._saved, "lr")
-        here.offer(f"learning_rate{suffix}", float | None, rate, self.set_learning_rate, saved)
-        here.offer(f"learning_rate_factor{suffix}", float, lambda: self._factor, self.set_factor, saved)
+        rate, saved, former = partial(self._number, "lr"), partial(self._saved, "lr"), partial(self._former, suffix)
+        here.offer(f"learning_rate{suffix}", float | None, rate, self.set_learning_rate, saved, former)
+        here.offer(f"learning_rate_factor{suffix}", float, lambda: self._factor, self.set_factor, saved, former)
         here.offer(f"learning_rate_schedule{suffix}", float, self._schedule)
         for key in self._numbers():
             kind = list[float] if isinstance(self._number(key), list) else float
@@ -283,6 +283,13 @@ class HookedOptimizer:
                 self._factor = factor
 
         return restore
+
+    def _former(self, suffix: str) -> Mapping[str, Any]:
+        """Return what has to be set to have the present learning rate again: a factor, a fixed value, or None."""
+        if self._factor is not None:
+            return {f"learning_rate_factor{suffix}": self._factor}
+        is_fixed = self._overrides is not None and self._overrides.change("lr") is not None
+        return {f"learning_rate{suffix}": self._number("lr") if is_fixed else None}
 
     def _setter(self, key: str) -> Callable[[Any], None]:
         def change(value: Any) -> None:

@@ -147,6 +147,7 @@ class HookedTraining:
         read: Callable[[], Any],
         write: Callable[[Any], object] | None = None,
         saved: Callable[[], Callable[[], object]] | None = None,
+        former: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """Offer a configuration key; one that was offered before is replaced.
 
@@ -157,6 +158,7 @@ class HookedTraining:
             write: applies a value, at a step boundary, and raises to refuse it, or returns a `Deferred`; None if
                 the key can only be read.
             saved: returns a function that brings back what holds now, if ``write`` with the present value does not.
+            former: returns the values, by key, that bring it back when they are set.
         """
         self._readers[key] = read
         self._read_next = 0.0
@@ -170,6 +172,8 @@ class HookedTraining:
         apply.present = read  # type: ignore[attr-defined]
         if saved is not None:
             apply.saved = saved  # type: ignore[attr-defined]
+        if former is not None:
+            apply.former = former  # type: ignore[attr-defined]
         self.threadlet.handler(key)(apply)
 
     def offer_action(

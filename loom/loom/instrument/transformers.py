@@ -128,8 +128,14 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
     @guarded(NAME)
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         metrics = {name: value for name, value in (logs or {}).items() if not isinstance(value, str)}
+        if "learning_rate" in metrics and (groups := getattr(optimizer, "param_groups", None)):
+            metrics["learning_rate"] = groups[0].get(
+                "lr", metrics["learning_rate"]
+            )  # the Trainer logs its schedule's
         if self._step is None:
             log(metrics)
         else:

@@ -630,6 +630,7 @@ class CommandApplier(StatusReporter):
 
     def _update(self, made: Application, by_program: bool) -> None:
         self._handled = {}
+        former = {key: self._registry.former(key) for key in made.command.params}
         for key, value in made.command.params.items():
             if by_program and key not in self._registry:
                 made.taken.append(key)
@@ -641,7 +642,7 @@ class CommandApplier(StatusReporter):
             if outcome.deferred is not None:
                 made.deferred[key] = outcome.value, outcome.deferred
             elif outcome.refused is None:
-                made.changes[key] = self._changed(key, outcome.value)
+                made.changes[key] = self._changed(key, outcome.value, former[key])
                 if outcome.undo is not None:
                     made.undo[key] = outcome.undo
             else:
@@ -721,9 +722,9 @@ class CommandApplier(StatusReporter):
         self._config[key] = value
         self._give((next(self._numbers), now_of_system(), None, None, None, None, {key: value}))
 
-    def _changed(self, key: str, value: Any) -> Change:
+    def _changed(self, key: str, value: Any, back: Mapping[str, Any] | None = None) -> Change:
         old, self._config[key] = self._config.get(key), value
-        return Change(plain(old), plain(value))
+        return Change(plain(old), plain(value), None if back is None else plain(back))
 
     def _acknowledge_when_decided(self, made: Application) -> None:
         if made.awaited and made.reason is None:

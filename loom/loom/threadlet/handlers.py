@@ -301,6 +301,11 @@ class HandlerRegistry:
                 with contextlib.suppress(Exception):  # the user's own code: the value is what was known before
                     config[key] = read()
 
+    def former(self, key: str) -> Mapping[str, Any] | None:
+        """Return the values that bring back what holds now for a key, if its present value does not."""
+        read = getattr(self._handlers.get(key, (None,))[0], "former", None)
+        return None if read is None else read()
+
     def apply(self, key: str, value: Any) -> Outcome:
         """Call a key's handler with a value; return the outcome."""
         if (text := self.refusal(key, value)) is not None:

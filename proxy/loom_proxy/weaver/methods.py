@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import functools
+import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loom.control.arguments import MOST_EVENTS
+from loom.control.commands import former_values
 from loom.control.operations import Ask
 from loom.control.profiles import DEFAULT_SECONDS
-from loom.errors import LoomError, WrongArguments
+from loom.errors import LoomError, NotFound, WrongArguments
 from loom.weaver.run_views import RunDetails, RunRecord
 from loom.weaver.views import (
     DeviceInfo,
@@ -338,6 +342,46 @@ class WeaverMethods:
             WrongArguments: a value has no plain form; the error names its path, such as ``config.lr.schedule[2]``.
         """
         return self.command("update_config", plain(config, "config"), target)
+
+    def take_back(self, target: Target = "*", command: str | None = None) -> list[CommandProxy]:
+        """Give replicas the values that they had before an update, or the schedule that had set them.
+
+        Args:
+            target: the replicas.
+            command: id of the update; None takes the last one that some of the replicas have applied.
+
+        Returns:
+            The commands given, one for all replicas that had the same values.
+
+        Raises:
+            NotFound: the replicas have applied no such update of late.
+            WrongArguments: of none of its values is known what was before.
+        """
+        names = [target] if isinstance(target, str) else list(target)
+        groups = {one.id: one.group for one in self.replicas().values()}
+        changed: dict[str, Mapping[str, Any]] = {}
+        for event in reversed(list(self.events(kind="applied", limit=MOST_EVENTS))):
+            of, id = event.replica or "", str(event.data.get("command"))
+            if (
+                not event.data.get("changes")
+                or event.data.get("do") != "update_config"
+                or command not in (None, id)
+            ):
+                continue
+            if any(fnmatch.fnmatchcase(one, name) for name in names for one in (of, groups.get(of) or of)):
+                command, changed[of] = id, event.data["changes"]
+        if not changed:
+            what = "update" if command is None else f"update {command!r:.80}"
+            raise NotFound(f"{', '.join(names)} have applied no {what} of late")
+        alike: dict[str, list[str]] = {}
+        for replica, changes in changed.items():
+            if former := former_values(changes):
+                alike.setdefault(json.dumps(former), []).append(replica)
+        if not alike:
+            raise WrongArguments(
+                f"update {command!r} has changed values of which is not known what they were before"
+            )
+        return [self.command("update_config", json.loads(text), replicas) for text, replicas in alike.items()]
 
     def pause(self, target: Target = "*") -> CommandProxy:
         """Make replicas wait at their next step boundary."""

@@ -20,6 +20,9 @@ from loom_proxy.weaver.runs import TrainingRun
 from tests.support.gateways import BOUND, await_true
 from tests.support.processes import run_loom
 
+HALF = {"learning_rate_factor": {"old": None, "new": 0.5, "back": {"learning_rate": None}}}
+"""The change of a branch with half the rate, and what gives the schedule back."""
+
 DISTRIBUTED = """
 import pathlib, sys, time
 import torch
@@ -191,7 +194,7 @@ def test_a_loop_goes_on_from_a_distributed_checkpoint_with_half_the_rate(
     assert [child["run"] for child in parent.children] == [run.id]
     mark = change(run)
     assert (mark["step"], mark["applied"], mark["params"]) == (20, 1, {"learning_rate": "0.5x"})
-    assert mark["changes"] == {"learning_rate_factor": {"old": None, "new": 0.5}}
+    assert mark["changes"] == HALF
     assert run.step == 40
     assert "└─ loop-at-20" in run_loom("runs", "show", parent.id).stdout
 
@@ -215,7 +218,7 @@ def test_a_living_run_starts_its_branch_beside_it_and_in_its_place(
 
         assert process.wait(BOUND) == 0
         assert (beside.name, beside.parent["step"], change(beside)["step"]) == ("alive-at-20", 20, 20)
-        assert change(beside)["changes"] == {"learning_rate_factor": {"old": None, "new": 0.5}}
+        assert change(beside)["changes"] == HALF
         assert change(later)["changes"]["momentum"]["new"] == 0.8  # as it was set in the run
         assert (instead.name, instead.parent["step"]) == ("alive", 30)
         assert run.refresh().state == "stopped"

@@ -236,10 +236,19 @@ export function outcomeOf(run: CommandRun): string {
   return run.taken.size === run.applied.size ? 'taken by the program' : 'applied or taken by the program';
 }
 
+/** Return the values that take changes back, as far as it is known what was before. */
+export function formerValues(changes: Readonly<Record<string, Change>>): Record<string, unknown> {
+  const found: Record<string, unknown> = {};
+  for (const [key, { old, back }] of Object.entries(changes)) {
+    if (back) Object.assign(found, back);
+    else if (old != null) found[key] = old;
+  }
+  return found;
+}
+
 /** Note the values that the replica had before. */
 function noteOld(run: CommandRun, { replica, changes }: Acknowledgement): void {
-  const params: Record<string, unknown> = {};
-  for (const key in changes) if (changes[key]!.old != null) params[key] = changes[key]!.old;
+  const params = formerValues(changes);
   const text = JSON.stringify(params);
   if (text === '{}') return;
   const known = run.undo.get(text);

@@ -270,6 +270,8 @@ export interface WorkerInfo {
 export interface Change {
   old: unknown;
   new: unknown;
+  /** The values that bring back what was before, if the old value does not: it was a schedule's. */
+  back?: Record<string, unknown>;
 }
 
 /** What a replica made of a command. */

@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from loom.branches.values import check_changes
 from loom.control import operations
 from loom.control.commands import Acknowledged, Acknowledgement, CommandKind
-from loom.errors import BranchRefused, WrongArguments
+from loom.errors import BranchRefused
 from loom.weaver.commands import GivenCommand
 from loom.weaver.replicas import Replica
 from loom.weaver.run_views import RunRecord
@@ -52,16 +53,12 @@ class RunBranches:
 
         Raises:
             BranchRefused: no process of the run can start it.
-            WrongArguments: the run has no such key.
+            WrongArguments: the run has no such key, or no such value can be there.
         """
         run = self._runs.find(asked.run)
         lead = self._lead(run, asked)
-        known = {**run.config, **lead.config, **lead.handlers}
-        for key in asked.set:
-            if key not in known:
-                raise WrongArguments(
-                    f"set {key}: run {run.id!r} has no such key; it has {', '.join(sorted(known))}"
-                )
+        known = {**lead.handlers, **run.config, **lead.config}
+        check_changes(asked.set, run.id, known)
         start = uuid.uuid4().hex[:12]
         changed = [mark for mark in self._runs.timeline(run) if mark.get("do") == "update_config"]
         kept = ("do", "applied", "step", "changes")

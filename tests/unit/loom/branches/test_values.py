@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from loom.branches.branch import Branch
-from loom.branches.values import beginning, kept_at, times
+from loom.branches.values import beginning, check_changes, kept_at, times
+from loom.errors import WrongArguments
 
 
 def mark(step: int | None, applied: int = 1, do: str = "update_config", **changes: Any) -> dict[str, Any]:
@@ -81,3 +82,18 @@ def test_another_relative_value_multiplies_what_is_known_of_it() -> None:
     assert begin({"clip": "0.5x"}, known={"clip": 1}) == {"clip": 0.5}
     assert begin({"clip": "0.5x", "name": "x"}) == {"clip": "0.5x", "name": "x"}  # for the handler to refuse
     assert begin({"learning_rate": "0.5x"}, known={"learning_rate": 0.2}) == {"learning_rate": 0.1}
+
+
+def test_values_that_the_run_cannot_have_are_refused() -> None:
+    known = {"learning_rate": 0.1, "betas": [0.9, 0.99], "clip": None}
+
+    check_changes({"learning_rate": "0.5x", "betas": "x", "clip": "x"}, "r", known)
+    check_changes({"learning_rate": " 1e-3"}, "r", known)
+    check_changes({"learning_rate": "null"}, "r", known)
+    with pytest.raises(
+        WrongArguments, match="set lerning: run 'r' has no such key; it has betas, clip, learning_rate"
+    ):
+        check_changes({"lerning": 1}, "r", known)
+    for value in ("half", "nan", "0,5"):
+        with pytest.raises(WrongArguments, match=f"has 0.1 there, and '{value}' is no number: write such as"):
+            check_changes({"learning_rate": value}, "r", known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from loom.cli import branch as command
 from loom.control.commands import Acknowledgement
 from loom.errors import BranchRefused, NotFound, WrongArguments
 from loom.weaver.run_views import RunDetails
+from loom.weaver.views import WeaverEvent
 from tests.unit.loom.branches.test_checkpoints import trainer
 
 
@@ -24,7 +27,7 @@ class Weaver:
         self.details = details
         self.living = living
         self.given: list[tuple[str, list[str]]] = []
-        self.states = ["running", "stopped"]
+        self.ends = True
 
     def replicas(self) -> dict[str, Any]:
         return {"train_0": SimpleNamespace(handlers={"weight_decay": "float"})}
@@ -33,7 +36,17 @@ class Weaver:
         return [SimpleNamespace(info=SimpleNamespace(name=name)) for name in self.living]
 
     def run(self, run: str) -> Any:
-        return SimpleNamespace(info=SimpleNamespace(state=self.states.pop(0) if self.states else "running"))
+        return SimpleNamespace(info=SimpleNamespace(state="running"))
+
+    def status(self) -> dict[str, Any]:
+        return {"event": 7}
+
+    def events(self, after: int, follow: bool, kind: str) -> Iterator[WeaverEvent]:
+        assert (after, follow) == (7, True)
+        for run in ("other", "first"):
+            if run == "other" or self.ends:
+                yield WeaverEvent(8, 1.0, kind, None, {"run": run, "state": "stopped"})
+        threading.Event().wait()  # what comes later is waited for
 
     def command(self, kind: str, target: list[str]) -> Any:
         self.given.append((kind, target))
@@ -95,7 +108,7 @@ def test_only_keys_that_the_run_has_are_set(tmp_path: Path) -> None:
     weaver: Any = Weaver(parent)
 
     command._check_keys(weaver, parent, {"learning_rate": 1, "weight_decay": 1, "clip": 1})
-    with pytest.raises(WrongArguments, match=r"--set lerning: run 'first' has no such key; it has .*weight_decay"):
+    with pytest.raises(WrongArguments, match=r"set lerning: run 'first' has no such key; it has .*weight_decay"):
         command._check_keys(weaver, parent, {"lerning": 1})
 
 
@@ -165,19 +178,31 @@ def test_other_code_than_the_runs_is_said(tmp_path: Path) -> None:
 
 
 def test_the_run_saves_and_ends_before_another_takes_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "ASK_EVERY", 0.001)
     parent = details(tmp_path)
     weaver: Any = Weaver(parent)
 
     command._end(weaver, parent, 5)
 
     assert weaver.given == [("save", ["train_0"]), ("stop", ["train_0"])]
-    assert "train saves no checkpoint before it stops: train_0: it saves nothing" in capsys.readouterr().err
-    weaver.states = []
+    told = capsys.readouterr().err
+    assert "train saves no checkpoint before it stops: train_0: it saves nothing" in told
+    assert "train first has ended: stopped" in told
+    weaver.ends = False
     with pytest.raises(BranchRefused, match="has not ended in 0 s: nothing was started"):
         command._end(weaver, parent, 0)
+
+
+def test_a_branch_in_the_background_that_ends_before_it_registers_is_refused_at_once(tmp_path: Path) -> None:
+    trainer(tmp_path / "out", 30)
+    parent = details(tmp_path)
+    weaver: Any = Weaver(parent)
+    weaver.ends = False
+    start = plan(parent, command=["sh", "-c", "echo no such option; exit 3"])
+
+    with pytest.raises(BranchRefused, match="it ended with exit code 3: no such option"):
+        command._begin(weaver, start, {}, False)
 
 
 def test_a_dry_run_tells_what_it_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

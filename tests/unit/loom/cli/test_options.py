@@ -35,6 +35,6 @@ def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("text", ["yesterday", "", "10 parsecs", "2026-13-01"])
 def test_another_text_is_no_time(text: str) -> None:
     with pytest.raises(
-        WrongArguments, match="is no time: write such as 10m or 2h for so long ago, or 2026-01-31T14:05"
+        WrongArguments, match="is no time: write such as 10m, 2h or 1d for so long ago, or 2026-01-31T14:05"
     ):
         read_moment(text, time.time)

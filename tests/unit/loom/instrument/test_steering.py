@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from loom.control.commands import Change, Command, CommandKind
+from loom.control.commands import Change, Command, CommandKind, former_values
 from loom.instrument.torch import SILENT_AFTER, OptimizerSteps
 from loom.threadlet.inbox import Application
 from tests.unit.loom.instrument.conftest import apply, here
@@ -423,7 +423,25 @@ def test_an_acknowledgement_has_the_value_that_held_and_not_the_last_one_read() 
 
     threadlet._apply(Command("k", CommandKind.UPDATE_CONFIG, {"learning_rate": 0.3}))
 
-    assert made[0].changes["learning_rate"] == Change(pytest.approx(0.09), 0.3)
+    assert made[0].changes["learning_rate"] == Change(pytest.approx(0.09), 0.3, {"learning_rate": None})
+
+
+@pytest.mark.parametrize("before", [{}, {"learning_rate": 0.3}, {"learning_rate_factor": 0.5}])
+def test_a_change_says_what_brings_a_schedule_or_what_was_set_before_back(before: dict[str, Any]) -> None:
+    optimizer = sgd()
+    SCHEDULERS["exponential"](optimizer)
+    step(optimizer)
+    threadlet, made = here().threadlet, []
+    threadlet._acknowledge = made.append  # type: ignore[method-assign]
+    threadlet._apply(Command("k", CommandKind.UPDATE_CONFIG, before))
+    rate = rates(optimizer)
+    threadlet._apply(Command("l", CommandKind.UPDATE_CONFIG, {"learning_rate": 0.7, "learning_rate_factor": 2.0}))
+
+    back = former_values({key: one.to_body() for key, one in made[-1].changes.items()})
+    threadlet._apply(Command("m", CommandKind.UPDATE_CONFIG, back))
+
+    assert back == (before or {"learning_rate": None})
+    assert rates(optimizer) == rate
 
 
 class Derived(torch.optim.SGD):
