@@ -33,7 +33,7 @@ def write_arithmetic_model(folder: str | Path, *, layers: int = 2, hidden: int =
     from loom.extras import require
 
     require(
-        {"torch": "torch", "transformers": "transformers", "tokenizers": "tokenizers"}, "a Hugging Face model", "rl"
+        {"torch": "torch", "transformers": "transformers", "tokenizers": "tokenizers"}, "a Hugging Face model", "hf"
     )
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -15,6 +15,7 @@ from typing import Any
 
 from loom import tracing
 from loom.errors import Conflict, LoomError, WrongArguments
+from loom.rl.engines.engine import PauseMode
 from loom.rl.generation.generator_pool import GeneratorPool, Inflight, PooledGenerator, PromptRequest
 from loom.rl.generation.generator_requests import GeneratorRequests
 from loom.rl.generation.interruptible_calls import ProcessGone
@@ -148,14 +149,16 @@ class OrchestratorRun:
         first = self._first_step()
         tracing.configure(role=NAME, folder=_timing_folder(self._folder), lines=self._spec.lines or None)
         self._training = training = Training(session, self._spec.trainers, settings)
-        requests = GeneratorRequests(spec.tokenizer, self._spec.connections)
+        model = None if spec.model is None else os.fspath(spec.model)
+        pause = PauseMode(spec.options.get("pause", PauseMode.WAIT))
+        requests = GeneratorRequests(spec.kind, model, pause, self._spec.connections)
         self._orders = WeightOrders(training, requests, self._via, self._folder, self._weights)
         self._pool = pool = GeneratorPool(
             session, spec, self._folder, requests, self._via, self._load, self._spec.lines
         )
         self._inflight = Inflight(pool)
         if type(self._spec.task).rollout is not Task.rollout:
-            self._turns = MultiTurn(self._spec.task, pool, spec.tokenizer, self._spec.rollout_timeout)
+            self._turns = MultiTurn(self._spec.task, pool, spec.own_tokenizer, self._spec.rollout_timeout)
         try:
             with Threadlet(
                 NAME, group=NAME, weaver=session.weaver_address(), devices=(), config=self._config(options)
@@ -419,7 +422,7 @@ class OrchestratorRun:
         """Return what generators get: a text, or the tokens of a chat."""
         if isinstance(prompt.content, str):
             return prompt.content
-        return prompt_tokens(prompt, self._spec.generators.tokenizer)
+        return prompt_tokens(prompt, self._spec.generators.own_tokenizer)
 
     def _tidy(self) -> None:
         """Remove rollouts and weights that nobody needs any more."""

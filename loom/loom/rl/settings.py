@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -10,6 +11,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import WrongArguments
+from loom.rl.engines.engine import EngineKind
+from loom.rl.generation.completions import Sampling
 from loom.rl.generation.weight_client import POOL, WeightsVia
 from loom.rl.task import Task, Tokenizer
 from loom.train.settings import LiveConfig
@@ -29,11 +32,16 @@ class Weights(str, Enum):
 
 @dataclass(frozen=True)
 class Generators:
-    """The generators of a run: processes that sample completions."""
+    """The generators of a run: processes that sample completions.
 
-    make_model: Callable[[], Any]
-    """Returns the model, a ``torch.nn.Module``; see `docs/guide/rl.md` for its ``forward``."""
-    tokenizer: Tokenizer
+    Raises:
+        WrongArguments: there is no such engine, or it lacks a model or a tokenizer.
+    """
+
+    make_model: Callable[[], Any] | None = None
+    """Returns the model of Loom's own engine, unless `model` names one; see `docs/guide/rl.md`."""
+    tokenizer: Tokenizer | None = None
+    """The tokenizer of the prompts and completions; None for that of `model`."""
     count: int = 1
     max_tokens: int = 64
     """Tokens after which a completion ends at the latest."""
@@ -44,7 +52,51 @@ class Generators:
     actor: type | None = None
     """Class of the actors; None for `loom.rl.Generator`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments for the actors."""
+    """Further arguments for the actors: options of the engine, and ``sampling``, its further fields."""
+    engine: str | EngineKind = EngineKind.LOOM
+    """``loom``, ``vllm``, ``sglang`` or ``transformers``."""
+    model: str | os.PathLike[str] | None = None
+    """The folder of a Hugging Face causal model, which every host reaches, or its name on the hub."""
+    gpus: int = 0
+    """GPUs of each generator, its own; 0 for those that its process sees."""
+
+    def __post_init__(self) -> None:
+        try:
+            EngineKind(self.engine)
+        except ValueError:
+            kinds = ", ".join(one.value for one in EngineKind)
+            raise WrongArguments(f"engine is one of {kinds}, not {self.engine!r:.40}") from None
+        if self.make_model is not None and (self.model is not None or self.kind is not EngineKind.LOOM):
+            raise WrongArguments(
+                "generators get either make_model, for Loom's own engine, or model, a folder of Hugging Face's"
+            )
+        if self.model is None and (
+            self.tokenizer is None or (self.make_model is None and not self.options.get("url"))
+        ):
+            raise WrongArguments(
+                f"generators with engine={self.kind.value!r} get a model, its folder or its name on the hub; "
+                "with make_model, or a server by its URL, the tokenizer does as well"
+            )
+
+    @property
+    def kind(self) -> EngineKind:
+        """The engine."""
+        return EngineKind(self.engine)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling of the completions."""
+        return Sampling(self.max_tokens, self.temperature).with_fields(self.options.get("sampling", {}))
+
+    @functools.cached_property
+    def own_tokenizer(self) -> Tokenizer:
+        """The tokenizer, read from the model's folder if none is given."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        from loom.rl.models.tokenizers import tokenizer_of
+
+        assert self.model is not None
+        return tokenizer_of(self.model)
 
 
 @dataclass(frozen=True)
@@ -264,7 +316,16 @@ class RunSpec:
         for name, least in (("reward_processes", 1), ("evaluate_every", 0)):
             if getattr(self, name) < least:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {least} at least")
-        Weights(self.weights)
+        if Weights(self.weights) is Weights.MESSAGES and not self.generators.kind.in_process:
+            raise WrongArguments(
+                f"weights='messages' sends tensors to the generator's process, and engine="
+                f"{self.generators.kind.value!r} has another one: weights='files'"
+            )
+        if WeightsVia(self.weights_via) is not WeightsVia.LANE and not self.generators.kind.has_http:
+            raise WrongArguments(
+                f"weights_via={WeightsVia(self.weights_via).value!r} needs a generator with an HTTP server, and "
+                f"engine={self.generators.kind.value!r} has none for it: weights_via='lane'"
+            )
 
     @property
     def options(self) -> Options:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
+
+from loom.rl.generation.completions import Sampling
 
 Cache = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values of each layer, [rows, heads, positions, head size]. The key of a padding position is zero."""
@@ -32,21 +34,25 @@ class Row:
     """A completion that is being generated."""
 
     prompt_tokens: list[int]
-    max_tokens: int
-    temperature: float
+    sampling: Sampling
     random: random.Random
+    stops: Callable[[Sequence[int]], bool] | None = None
+    """Whether the text of some tokens has a text that ends it."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     weights_step: int = -1
     """The step of the weights with which the row joined; -1 before."""
     ended: bool = False
-    """True if the model ended the text."""
+    """True if the model ended the text, by its last token."""
+    stopped: bool = False
+    """True if the text has a text that ends it."""
     error: str = ""
     cancelled: bool = False
 
     @property
     def done(self) -> bool:
-        return self.ended or bool(self.error) or self.cancelled or len(self.tokens) >= self.max_tokens
+        over = self.ended or self.stopped or self.cancelled or bool(self.error)
+        return over or len(self.tokens) >= self.sampling.max_tokens
 
     @property
     def cached(self) -> int:
@@ -102,15 +108,16 @@ class DecodingBatch:
         self.rows, self._cache = [], ()
 
     def _draw(self, logits: Tensor) -> None:
-        warm = [row.temperature for row in self.rows]
+        samplings = [row.sampling for row in self.rows]
         drawn = [row.random.random() for row in self.rows]
-        for row, token, logprob in zip(self.rows, *sample(logits, warm, drawn), strict=True):
+        for row, token, logprob in zip(self.rows, *sample(logits, samplings, drawn), strict=True):
             if logprob != logprob or logprob == float("-inf"):
                 row.error = "the model's logits are not finite"
                 continue
             row.logprobs.append(logprob)  # first: readers go by the number of tokens
             row.tokens.append(token)
             row.ended = token in (self._eos, self._pad)
+            row.stopped = not row.ended and row.stops is not None and row.stops(row.tokens)
 
     def _keep(self, chosen: list[bool]) -> None:
         """Take the other rows out, and padding that all rows have in common."""
@@ -133,21 +140,44 @@ class DecodingBatch:
         return torch.tensor(values, dtype=torch.long, device=device)
 
 
-def sample(logits: Tensor, temperatures: list[float], drawn: list[float]) -> tuple[list[int], list[float]]:
+def sample(logits: Tensor, samplings: Sequence[Sampling], drawn: list[float]) -> tuple[list[int], list[float]]:
     """Return the token of each row and its logarithmic probability.
 
     Args:
         logits: [rows, size].
-        temperatures: of each row; 0 takes the most probable token.
+        samplings: of each row. The temperature comes first, then ``top_k``, ``top_p`` and ``min_p``, as elsewhere;
+            the probabilities of the tokens that these leave have the sum 1.
         drawn: a number from 0 to 1 for each row, which decides its token.
     """
-    heat = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)[:, None]
+    heat = _column([one.temperature for one in samplings], logits)
     logprobs = (logits.double() / torch.where(heat == 0, 1.0, heat)).log_softmax(-1)
+    if any(one.top_k > 0 or one.top_p < 1 or one.min_p > 0 for one in samplings):
+        logprobs = torch.where(heat == 0, logprobs, _narrowed(logprobs, samplings))
     reached = logprobs.exp().cumsum(-1)
-    aim = torch.tensor(drawn, dtype=torch.float64, device=logits.device)[:, None] * reached[:, -1:]
+    aim = _column(drawn, logits) * reached[:, -1:]
     warm = torch.searchsorted(reached, aim, right=True).clamp(max=logits.shape[-1] - 1)
     tokens = torch.where(heat == 0, logprobs.argmax(-1, keepdim=True), warm)
     return tokens[:, 0].tolist(), logprobs.gather(-1, tokens)[:, 0].tolist()
+
+
+def _narrowed(logprobs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Return the logarithmic probabilities among the tokens that each row's sampling leaves."""
+    size = logprobs.shape[-1]
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    most = torch.tensor([one.top_k if one.top_k > 0 else size for one in samplings], device=logprobs.device)[
+        :, None
+    ]
+    left = torch.arange(size, device=logprobs.device)[None] < most
+    share = ordered.masked_fill(~left, -torch.inf).log_softmax(-1).exp()
+    left &= share.cumsum(-1) - share < _column([one.top_p for one in samplings], logprobs)
+    left &= share >= share[:, :1] * _column([one.min_p for one in samplings], logprobs)
+    left[:, 0] = True
+    kept = torch.zeros_like(left).scatter(-1, order, left)
+    return logprobs.masked_fill(~kept, -torch.inf).log_softmax(-1)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
 
 
 def _joined(one: Cache, other: Cache) -> Cache:

@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -15,7 +15,7 @@ import torch
 
 from loom.errors import LimitReached, OperationFailed, WrongArguments, WrongState
 from loom.process.threads import keep_going
-from loom.rl.generation.completions import Completion, RequestLimits, Sampling
+from loom.rl.generation.completions import Completion, RequestLimits, Sampling, TextOrTokens
 from loom.rl.generation.decoding import DecodingBatch, Row, TextTokenizer
 
 _log = logging.getLogger("loom")
@@ -80,9 +80,9 @@ class Engine:
         self._drawn = 0
         self._queue: deque[tuple[Row, CompletionStream]] = deque()
         self._streams: dict[Row, CompletionStream] = {}
-        self._closed = False
+        self._closed = self._paused = False
         self._swaps = 0
-        """Swaps that wait for the lock. The next step waits for them, so that none waits for two steps."""
+        """Swaps that wait for the lock, and 1 if paused. The next step waits for them: none waits for two."""
         self._changed = threading.Condition()
         """Guards the queue, the streams and the number of swaps."""
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class Engine:
         return self._thread.is_alive() and not self._closed
 
     def open(
-        self, prompts: Sequence[str], n: int = 1, sampling: Sampling | None = None, *, whole: bool = False
+        self, prompts: Sequence[TextOrTokens], n: int = 1, sampling: Sampling | None = None, *, whole: bool = False
     ) -> CompletionStream:
         """Begin ``n`` completions of each prompt; return what they are read from, in the running event loop.
 
@@ -115,6 +115,11 @@ class Engine:
         """
         sampling = self.limits.checked(sampling or Sampling(self.limits.max_tokens))
         self.limits.check_count(len(prompts), n)
+        if sampling.others:
+            raise WrongArguments(
+                f"Loom's own engine has no {', '.join(sorted(sampling.others))}; other engines may"
+            )
+        stops = self._stops(sampling.stop) if sampling.stop else None
         encoded = [self._encoded(prompt, sampling.max_tokens) for prompt in prompts for _ in range(n)]
         stream = CompletionStream(self, [prompt for prompt in prompts for _ in range(n)], whole)
         with self._changed:
@@ -128,14 +133,14 @@ class Engine:
             for index, tokens in enumerate(encoded):
                 seed = f"{self._seed}+{self._count}" if sampling.seed is None else f"{sampling.seed}/{index}"
                 self._count += 1
-                row = Row(tokens, sampling.max_tokens, sampling.temperature, random.Random(seed))
+                row = Row(tokens, sampling, random.Random(seed), stops)
                 stream.rows.append(row)
                 self._queue.append((row, stream))
             self._changed.notify_all()
         return stream
 
     async def generate(
-        self, prompts: Sequence[str], n: int = 1, sampling: Sampling | None = None
+        self, prompts: Sequence[TextOrTokens], n: int = 1, sampling: Sampling | None = None
     ) -> list[Completion]:
         """Return ``n`` completions of each prompt, those of the first one first; raise as `open` does."""
         async with self.open(prompts, n, sampling, whole=True) as stream:
@@ -150,7 +155,7 @@ class Engine:
             WrongArguments: names or shapes are not the model's, which keeps its weights.
         """
         own = self._model.state_dict()
-        _compare(own, state)
+        compare_weights(own, state)
         with self._changed:
             self._swaps += 1
         try:
@@ -160,6 +165,23 @@ class Engine:
                 self.step = step
         finally:
             with self._changed:
+                self._swaps -= 1
+                self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Draw no token until `resume`. Blocks until the step that is under way is over."""
+        with self._changed:
+            if not self._paused:
+                self._paused = True
+                self._swaps += 1
+        with self._lock:
+            pass
+
+    def resume(self) -> None:
+        """Draw tokens again after `pause`."""
+        with self._changed:
+            if self._paused:
+                self._paused = False
                 self._swaps -= 1
                 self._changed.notify_all()
 
@@ -177,8 +199,15 @@ class Engine:
             self._changed.notify_all()
         self._thread.join()
 
-    def _encoded(self, prompt: str, max_tokens: int) -> list[int]:
-        tokens = self.tokenizer.encode(prompt)
+    def _stops(self, stop: tuple[str, ...]) -> Callable[[Sequence[int]], bool]:
+        def stops(tokens: Sequence[int]) -> bool:
+            text = self.tokenizer.decode(tokens)
+            return any(one in text for one in stop)
+
+        return stops
+
+    def _encoded(self, prompt: TextOrTokens, max_tokens: int) -> list[int]:
+        tokens = self._tokens_of(prompt)
         self.limits.check_prompt(len(tokens))
         if self.tokenizer.pad in tokens:
             raise WrongArguments(f"a prompt has no padding, which token {self.tokenizer.pad} is")
@@ -189,6 +218,19 @@ class Engine:
                 f"{max_tokens} are more"
             )
         return tokens
+
+    def _tokens_of(self, prompt: TextOrTokens) -> list[int]:
+        if not isinstance(prompt, str):
+            size = self.tokenizer.size
+            if wrong := [one for one in prompt if type(one) is not int or not 0 <= one < size]:
+                raise WrongArguments(
+                    f"a token of a prompt is a whole number from 0 to {size - 1}, not {wrong[0]!r}"
+                )
+            return list(prompt)
+        try:
+            return self.tokenizer.encode(prompt)
+        except Exception as error:
+            raise WrongArguments(f"the tokenizer refuses the prompt {prompt!r:.80}: {error}") from error
 
     def _run(self) -> None:
         keep_going("generate", self._generate)
@@ -272,7 +314,7 @@ class CompletionStream:
     Pieces that came meanwhile come together. Leaving the context cancels what is not done.
     """
 
-    def __init__(self, engine: Engine, prompts: list[str], whole: bool) -> None:
+    def __init__(self, engine: Engine, prompts: list[TextOrTokens], whole: bool) -> None:
         self.rows: list[Row] = []
         self.whole = whole
         self.loop = asyncio.get_running_loop()
@@ -320,13 +362,15 @@ class CompletionStream:
         """Return one completion, which is done."""
         row = self.rows[index]
         written = row.tokens[:-1] if row.ended else row.tokens
+        text = self._engine.tokenizer.decode(written)
+        ends = [place for one in row.sampling.stop if (place := text.find(one)) >= 0] if row.stopped else []
         return Completion(
             prompt=self._prompts[index],
-            text=self._engine.tokenizer.decode(written),
+            text=text[: min(ends, default=len(text))],
             tokens=row.tokens,
             prompt_tokens=row.prompt_tokens,
             logprobs=row.logprobs,
-            truncated=not row.ended,
+            truncated=not (row.ended or row.stopped),
             weights_step=row.weights_step,
         )
 
@@ -336,7 +380,7 @@ def _hand_over(items: list[tuple[CompletionStream, Row, bool]]) -> None:
         stream.hand_over(row, done)
 
 
-def _compare(own: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+def compare_weights(own: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
     """Raise `WrongArguments` unless names and shapes are the same."""
     if own.keys() != other.keys():
         lacks, extra = sorted(own.keys() - other.keys()), sorted(other.keys() - own.keys())

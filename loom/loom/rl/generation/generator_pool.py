@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from loom.driver_api import Session, SpawnedProcs
-from loom.errors import LoomError, because
+from loom.errors import ActorError, Denied, LoomError, MissingDependency, WrongArguments, because
 from loom.process.threads import start_thread
+from loom.rl.engines.engine import EngineKind
+from loom.rl.generation.completions import TextOrTokens
 from loom.rl.generation.generator_requests import GeneratorRequests
 from loom.rl.generation.interruptible_calls import LOOK_EVERY, ProcessGone, call_one, result_of
 from loom.rl.generation.weight_client import WeightsVia
@@ -26,7 +28,9 @@ from loom.train.settings import RetryBudget
 _log = logging.getLogger("loom")
 
 OPEN_TIMEOUT = 120.0
-"""Seconds that a generator has to start and to import everything."""
+"""Seconds that a generator's process has to start and to import everything."""
+ENGINE_TIMEOUT = 900.0
+"""Seconds that its engine has to start after that, if the options do not say."""
 
 
 @dataclass
@@ -80,10 +84,12 @@ class GeneratorPool:
         self._spec = spec
         self._folder = folder
         self._load = load
+        self._tokenizer = spec.own_tokenizer
         self._arrived: queue.SimpleQueue[PooledGenerator | _Failed] = queue.SimpleQueue()
         self._starting: set[int] = set()
         self._numbers = itertools.count()
         self._failures: dict[int, int] = {}
+        self._last_failure = ""
         self._retries = RetryBudget()
         self._closed = threading.Event()
         self.living: list[PooledGenerator] = []
@@ -114,7 +120,9 @@ class GeneratorPool:
             if not block or self.living:
                 return
             if not self._starting:
-                raise LoomError("no generator is left, and each was started as often as it may be")
+                raise LoomError(
+                    f"no generator is left, and each was started as often as it may be: {self._last_failure}"
+                )
             time.sleep(LOOK_EVERY)
 
     def await_all(self) -> None:
@@ -127,7 +135,7 @@ class GeneratorPool:
     def _admit(self, one: PooledGenerator | _Failed) -> None:
         self._starting.discard(one.number)
         if isinstance(one, _Failed):
-            self._retry(one.number, one.reason)
+            self._retry(one.number, one.reason, one.for_good)
             return
         try:
             self._load(one)
@@ -137,9 +145,10 @@ class GeneratorPool:
             self.living.append(one)
             self.living.sort(key=lambda each: each.number)
 
-    def generate(self, prompts: Sequence[str], n: int, max_tokens: int, seed: int) -> list[list[Any]]:
+    def generate(self, prompts: Sequence[TextOrTokens], n: int, max_tokens: int, seed: int) -> list[list[Any]]:
         """Return ``n`` completions of each prompt; others generate again what a lost generator was to."""
         found: dict[int, list[Any]] = {}
+        encoded = [self._tokens_of(prompt) for prompt in prompts]
         for attempt in itertools.count():
             left = [place for place in range(len(prompts)) if place not in found]
             if not left:
@@ -149,8 +158,8 @@ class GeneratorPool:
             for share, one in enumerate(list(self.living)):
                 if places := left[share :: len(self.living)]:
                     own_seed = seed + 1_009 * one.number + 10_007 * attempt
-                    texts = [prompts[place] for place in places]
-                    calls.append((one, places, self.begin(one, texts, n, max_tokens, own_seed)))
+                    asked = [encoded[place] for place in places]
+                    calls.append((one, places, self.begin(one, asked, n, max_tokens, own_seed)))
             for one, places, call in calls:
                 try:
                     completions = result_of(call, one.gone)
@@ -161,14 +170,20 @@ class GeneratorPool:
                 found.update((place, completions[n * at : n * (at + 1)]) for at, place in enumerate(places))
         raise AssertionError
 
+    def _tokens_of(self, prompt: TextOrTokens) -> list[int]:
+        """Return a prompt's tokens: the orchestrator's tokenizer decides, and not each engine's."""
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
     def begin(
-        self, one: PooledGenerator, prompts: list[str], n: int, max_tokens: int, seed: int
+        self, one: PooledGenerator, prompts: Sequence[TextOrTokens], n: int, max_tokens: int, seed: int
     ) -> Future[list[Any]]:
         """Request ``n`` completions of each prompt from a generator."""
+        encoded = [self._tokens_of(prompt) for prompt in prompts]
         if self._via() is WeightsVia.LANE:
-            return call_one(one.actor.generate, prompts, n=n, max_tokens=max_tokens, seed=seed)
+            return call_one(one.actor.generate, encoded, n=n, max_tokens=max_tokens, seed=seed)
+        sampling = replace(self._spec.sampling, max_tokens=max_tokens, seed=seed)
         try:
-            return self._requests.complete(one.url(), prompts, n, max_tokens, seed)
+            return self._requests.complete(one.url(), encoded, n, sampling)
         except ProcessGone as error:
             failed: Future[list[Any]] = Future()
             failed.set_exception(error)
@@ -182,9 +197,10 @@ class GeneratorPool:
             self.living.remove(one)
         self._retry(one.number, reason)
 
-    def _retry(self, number: int, reason: str) -> None:
+    def _retry(self, number: int, reason: str, for_good: bool = False) -> None:
         failures = self._failures[number] = self._failures.get(number, 0) + 1
-        wait = self._retries.wait(failures)
+        wait = None if for_good else self._retries.wait(failures)
+        self._last_failure = reason
         _log.warning("generator %d is lost: %s; %s", number, reason, "given up" if wait is None else "starts again")
         if wait is not None:
             self._start(number, wait)
@@ -208,11 +224,14 @@ class GeneratorPool:
                 name, hosts[number % len(hosts)], {"gpus": 1}, lambda rank: gone.set(), environment
             )
             actor = procs.mesh.spawn("generator", self._class(), *self._args(), **self._kwargs(number))
-            result_of(call_one(actor.step), gone, OPEN_TIMEOUT)
+            engine = float(self._spec.options.get("start_timeout", ENGINE_TIMEOUT))
+            result_of(call_one(actor.start), gone, OPEN_TIMEOUT + engine)
         except Exception as error:  # noqa: BLE001 - the host may be lost meanwhile; another attempt follows
             if procs is not None:
                 procs.stop("the generator could not be started")
-            self._arrived.put(_Failed(number, because("it could not be started", error)))
+            raised = error.exception if isinstance(error, ActorError) else error
+            for_good = isinstance(raised, WrongArguments | Denied | MissingDependency)
+            self._arrived.put(_Failed(number, because("it could not be started", raised), for_good))
             return
         if self._closed.is_set():
             procs.stop("the run is over")
@@ -230,8 +249,16 @@ class GeneratorPool:
         return self._spec.make_model, self._spec.tokenizer
 
     def _kwargs(self, number: int) -> Mapping[str, Any]:
-        spec = self._spec
-        own = {"max_tokens": spec.max_tokens, "temperature": spec.temperature, "concurrency": spec.concurrency}
+        spec, hosts = self._spec, len(self._session.hosts())
+        own: dict[str, Any] = {
+            "max_tokens": spec.max_tokens,
+            "temperature": spec.temperature,
+            "concurrency": spec.concurrency,
+        }
+        if spec.model is not None or spec.kind is not EngineKind.LOOM:
+            model = None if spec.model is None else os.fspath(spec.model)
+            place = {"name": f"generator_{number}", "slot": number // hosts, "gpus": spec.gpus}
+            own = {**own, "engine": spec.kind.value, "model": model, **place}
         return {**own, "seed": spec.seed + number, "folder": str(self._folder), **spec.options}
 
     def close(self) -> None:
@@ -249,6 +276,8 @@ class GeneratorPool:
 class _Failed:
     number: int
     reason: str
+    for_good: bool
+    """True if another attempt would fail alike."""
 
 
 @dataclass
@@ -257,7 +286,8 @@ class PromptRequest:
 
     id: str
     """``STEP.PROMPT`` of the step that asked for it."""
-    prompt: str
+    prompt: Any
+    """The prompt as the task gave it: a text, or tokens."""
     n: int
     max_tokens: int
     seed: int

@@ -7,20 +7,25 @@ import json
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from loom import tracing
 from loom.errors import LoomError, Unavailable
-from loom.rl.generation.completions import Completion
+from loom.rl.engines.engine import EngineKind, PauseMode
+from loom.rl.engines.vllm_client import VllmClient
+from loom.rl.generation.completions import Completion, Sampling
 from loom.rl.generation.weight_client import (
     POOL,
     OrderTiming,
+    UpdateAnswer,
     WeightsClient,
     WeightsVia,
     shared_client,
+    update_over_http,
     weights_client,
     without_token,
 )
-from loom.rl.task import Tokenizer
 
 if TYPE_CHECKING:
     import httpx
@@ -32,12 +37,22 @@ class GeneratorRequests:
     """Requests to generators. Completions by HTTP are streams, one for each prompt, of one pool of connections.
 
     Args:
-        tokenizer: of the prompts.
+        engine: of the generators.
+        model: of the generators, if they have one by name.
+        pause: what happens to completions that are under way when a server of another engine loads weights.
         connections: of that pool; orders by `WeightsVia.SHARED` use it, too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, connections: int = POOL) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        engine: EngineKind = EngineKind.LOOM,
+        model: str | None = None,
+        pause: PauseMode = PauseMode.WAIT,
+        connections: int = POOL,
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._pause = pause
         self._connections = connections
         self._loop = asyncio.new_event_loop()
         self._client: httpx.AsyncClient | None = None
@@ -50,31 +65,50 @@ class GeneratorRequests:
         return asyncio.run_coroutine_threadsafe(self._order(via, generator, step, path), self._loop)
 
     def complete(
-        self, url: str, prompts: Sequence[str], n: int, max_tokens: int, seed: int
+        self, url: str, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling
     ) -> Future[list[Completion]]:
-        requests = self._complete_all(url, prompts, n, max_tokens, seed)
+        """Request ``n`` completions of each prompt, whose tokens are given, from a generator's server."""
+        requests = self._complete_all(url, prompts, n, sampling)
         return asyncio.run_coroutine_threadsafe(requests, self._loop)
 
     async def _order(self, via: WeightsVia, generator: Any, step: int, path: str) -> OrderTiming:
         if via not in self._ways:
-            self._ways[via] = weights_client(via, self._shared() if via is WeightsVia.SHARED else None)
+            shared = self._shared() if via is WeightsVia.SHARED else None
+            order = self._update_vllm if self._engine is EngineKind.VLLM else update_over_http
+            self._ways[via] = weights_client(via, shared, order)
         (timing,) = await self._ways[via].update([generator], step, path)
         return timing
 
+    async def _update_vllm(
+        self, client: httpx.AsyncClient, url: str, step: int, path: str | None, trace: str
+    ) -> UpdateAnswer:
+        assert path is not None
+        with tracing.trace(trace):
+            return await VllmClient(client, url, model=self._model, mode=self._pause).update_weights(step, path)
+
     async def _complete_all(
-        self, url: str, prompts: Sequence[str], n: int, max_tokens: int, seed: int
+        self, url: str, prompts: Sequence[Sequence[int]], n: int, sampling: Sampling
     ) -> list[Completion]:
+        if self._engine is EngineKind.VLLM:
+            return await VllmClient(self._shared(), url, mode=self._pause).complete(prompts, n, sampling)
+        seed = sampling.seed or 0
         streams = [
-            self._complete(url, prompt, n, max_tokens, seed + 31 * number) for number, prompt in enumerate(prompts)
+            self._complete(url, prompt, n, replace(sampling, seed=seed + 31 * number))
+            for number, prompt in enumerate(prompts)
         ]
         return [one for found in await asyncio.gather(*streams) for one in found]
 
-    async def _complete(self, url: str, prompt: str, n: int, max_tokens: int, seed: int) -> list[Completion]:
+    async def _complete(self, url: str, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         body = {
-            "prompt": prompt,
+            "prompt": list(prompt),
             "n": n,
-            "max_tokens": max_tokens,
-            "seed": seed,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop": list(sampling.stop),
+            "seed": sampling.seed,
             "stream": True,
             "logprobs": 1,
             "return_token_ids": True,
@@ -95,7 +129,7 @@ class GeneratorRequests:
                 prompt=prompt,
                 text=texts[place],
                 tokens=tokens[place],
-                prompt_tokens=self._tokenizer.encode(prompt),
+                prompt_tokens=list(prompt),
                 logprobs=logprobs[place],
                 truncated=ends[place]["finish_reason"] == "length",
                 weights_step=ends[place]["weights_step"],

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from loom.errors import SupervisionError, Unavailable
+from loom.errors import ActorError, SupervisionError, Unavailable
 from loom.process.threads import DaemonExecutor
 
 LOOK_EVERY = 0.1
@@ -49,6 +49,8 @@ def result_of(future: Future[Any], gone: threading.Event, timeout: float | None 
         if deadline is not None and time.monotonic() >= deadline and not future.done():
             raise ProcessGone(f"it has not answered for {timeout:g} s")
     error = future.exception()
+    if isinstance(error, ActorError) and isinstance(error.exception, Unavailable):
+        raise ProcessGone(str(error.exception)) from error  # the actor lives, and its engine does not
     if isinstance(error, (SupervisionError, Unavailable)) or (error is not None and gone.is_set()):
         raise ProcessGone(str(error)) from error
     return future.result()

@@ -6,14 +6,14 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from loom.errors import CheckpointBroken, Denied, LimitReached, LoomError, WrongArguments, WrongState
 
 if TYPE_CHECKING:
-    from loom.rl.generation.completions import Completion
+    from loom.rl.generation.completions import Completion, TextOrTokens
 
 MODEL = "policy"
 """The name of a generator's only model. A request may name another one, and gets this."""
@@ -65,7 +65,8 @@ class CompletionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    prompt: str | list[str]
+    prompt: str | list[str] | list[int] | list[list[int]]
+    """One text or several, or their tokens."""
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -80,8 +81,11 @@ class CompletionRequest(BaseModel):
     user: str | None = None
 
     @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> list[TextOrTokens]:
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            return [prompt]
+        return [*prompt]
 
 
 class UpdateRequest(BaseModel):

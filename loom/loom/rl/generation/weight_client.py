@@ -10,10 +10,10 @@ import asyncio
 import functools
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from loom import tracing
@@ -23,6 +23,8 @@ from loom.process.listen import bracketed
 if TYPE_CHECKING:
     import httpx
 
+    HttpOrder: TypeAlias = Callable[[httpx.AsyncClient, str, int, str | None, str], Awaitable["UpdateAnswer"]]
+    """Orders a server, by its URL, to load the weights of a step from a folder, under a trace id."""
 
 NOTICED_MS = 100.0
 """Waits below this are nowhere in particular."""
@@ -111,7 +113,12 @@ class WeightsVia(str, Enum):
     """By an endpoint call, which HTTP has no part in."""
 
 
-class UpdateAnswer(TypedDict):
+class _EnginePhases(TypedDict, total=False):
+    phases: Mapping[str, float]
+    """The parts of ``rpc_ms``, if the engine has any: ``pause_ms``, ``load_ms``, ``resume_ms``."""
+
+
+class UpdateAnswer(_EnginePhases):
     """The answer of a generator that has loaded weights, in the seed's form."""
 
     status: Literal["ok"]
@@ -131,6 +138,8 @@ class OrderTiming:
     """On the way and waiting."""
     trace: str
     """The trace id of the order."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """The parts of ``rpc_ms``, if the engine has any."""
 
 
 class WeightsClient(ABC):
@@ -162,9 +171,10 @@ class WeightsClient(ABC):
         with tracing.trace() as trace:
             sent = tracing.now()
             tracing.event("weights.client.send", url=self._shown(generator), path=path or f"step_{step}", t=sent)
-            rpc_ms = float((await self._send(generator, step, path, trace))["rpc_ms"])
-            wall_ms = (tracing.now() - sent) * 1000
-            took = OrderTiming(round(wall_ms, 3), rpc_ms, round(max(0.0, wall_ms - rpc_ms), 3), trace)
+            answer = await self._send(generator, step, path, trace)
+            rpc_ms, wall_ms = float(answer["rpc_ms"]), (tracing.now() - sent) * 1000
+            queue_ms = round(max(0.0, wall_ms - rpc_ms), 3)
+            took = OrderTiming(round(wall_ms, 3), rpc_ms, queue_ms, trace, answer.get("phases", {}))
             tracing.event("weights.client.done", wall_ms=took.wall_ms, rpc_ms=took.rpc_ms, queue_ms=took.queue_ms)
             return took
 
@@ -177,27 +187,38 @@ class WeightsClient(ABC):
         """Return a generator's name for logs, without secrets."""
 
 
+async def update_over_http(
+    client: httpx.AsyncClient, url: str, step: int, path: str | None, trace: str
+) -> UpdateAnswer:
+    """Order the server of a generator to load weights.
+
+    Raises:
+        Unavailable: it does not answer.
+        LoomError: it could not load them.
+    """
+    import httpx
+
+    body = {"step": step, **({} if path is None else {"path": path})}
+    bare, headers = bearer(url)
+    shown = without_token(url) + UPDATE
+    try:
+        answer = await client.post(
+            bare + UPDATE, json=body, headers={**headers, TRACE_HEADER: trace}, timeout=TIMEOUT
+        )
+    except httpx.HTTPError as error:
+        raise Unavailable(f"{shown} does not answer: {error!r}") from error
+    if answer.status_code != 200:
+        raise LoomError(f"{shown} answers {answer.status_code}: {answer.text:.500}")
+    found: UpdateAnswer = answer.json()
+    return found
+
+
 class _HttpWeights(WeightsClient):
+    def __init__(self, order: HttpOrder) -> None:
+        self._order_server = order
+
     def _shown(self, generator: str) -> str:
         return without_token(generator) + UPDATE
-
-    async def _post(
-        self, client: httpx.AsyncClient, url: str, step: int, path: str | None, trace: str
-    ) -> UpdateAnswer:
-        import httpx
-
-        body = {"step": step, **({} if path is None else {"path": path})}
-        bare, headers = bearer(url)
-        try:
-            answer = await client.post(
-                bare + UPDATE, json=body, headers={**headers, TRACE_HEADER: trace}, timeout=TIMEOUT
-            )
-        except httpx.HTTPError as error:
-            raise Unavailable(f"{self._shown(url)} does not answer: {error!r}") from error
-        if answer.status_code != 200:
-            raise LoomError(f"{self._shown(url)} answers {answer.status_code}: {answer.text:.500}")
-        found: UpdateAnswer = answer.json()
-        return found
 
 
 class SharedWeights(_HttpWeights):
@@ -205,25 +226,34 @@ class SharedWeights(_HttpWeights):
 
     Args:
         client: see `shared_client`.
+        order: orders one server.
     """
 
     via = WeightsVia.SHARED
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, order: HttpOrder = update_over_http) -> None:
+        super().__init__(order)
         self._client = client
 
     async def _send(self, generator: str, step: int, path: str | None, trace: str) -> UpdateAnswer:
-        return await self._post(self._client, generator, step, path, trace)
+        return await self._order_server(self._client, generator, step, path, trace)
 
 
 class AdminWeights(_HttpWeights):
-    """Orders over a fresh connection each, which is closed after it."""
+    """Orders over a fresh connection each, which is closed after it.
+
+    Args:
+        order: orders one server.
+    """
 
     via = WeightsVia.ADMIN
 
+    def __init__(self, order: HttpOrder = update_over_http) -> None:
+        super().__init__(order)
+
     async def _send(self, generator: str, step: int, path: str | None, trace: str) -> UpdateAnswer:
         async with _http_client(1, 0) as client:
-            return await self._post(client, generator, step, path, trace)
+            return await self._order_server(client, generator, step, path, trace)
 
 
 class LaneWeights(WeightsClient):
@@ -238,6 +268,8 @@ class LaneWeights(WeightsClient):
         try:
             found: UpdateAnswer = await generator.update_weights.call_one(step, path, trace=trace)
         except ActorError as error:
+            if isinstance(error.exception, Unavailable):  # its engine is gone
+                raise Unavailable(str(error.exception)) from error
             raise LoomError(f"a generator cannot load the weights of step {step}: {error.exception}") from error
         return found
 
@@ -261,12 +293,15 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def weights_client(via: WeightsVia | str, client: httpx.AsyncClient | None = None) -> WeightsClient:
+def weights_client(
+    via: WeightsVia | str, client: httpx.AsyncClient | None = None, order: HttpOrder = update_over_http
+) -> WeightsClient:
     """Return what orders generators in one of the three ways.
 
     Args:
         via: the way.
         client: the HTTP client of the completions, for ``shared``.
+        order: orders one server over HTTP.
 
     Raises:
         WrongArguments: there is no such way, or ``shared`` has no client.
@@ -279,7 +314,7 @@ def weights_client(via: WeightsVia | str, client: httpx.AsyncClient | None = Non
     if way is WeightsVia.LANE:
         return LaneWeights()
     if way is WeightsVia.ADMIN:
-        return AdminWeights()
+        return AdminWeights(order)
     if client is None:
         raise WrongArguments("weights_via='shared' needs the HTTP client of the completions")
-    return SharedWeights(client)
+    return SharedWeights(client, order)

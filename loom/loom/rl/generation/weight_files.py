@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loom import tracing
 from loom.errors import CheckpointBroken, Denied, WrongArguments
@@ -25,7 +25,6 @@ from loom.train.checkpoints.files import Aside, remove, remove_leftovers
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loom.rl.generation.engine import Engine
     from loom.rl.generation.weight_client import UpdateAnswer
 
 
@@ -179,6 +178,13 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+class Swapping(Protocol):
+    """An engine whose weights can be swapped for others."""
+
+    def swap(self, state: Mapping[str, Tensor], step: int) -> None:
+        """Replace the weights by those of a step. Blocks until the engine has them."""
+
+
 class WeightUpdates:
     """The updates of an engine's weights, one after the other.
 
@@ -187,7 +193,7 @@ class WeightUpdates:
         folder: where weights are, as ``step_N`` or ``weights/step_N``; None if they come by messages only.
     """
 
-    def __init__(self, engine: Engine, folder: Path | None) -> None:
+    def __init__(self, engine: Swapping, folder: Path | None) -> None:
         self._engine = engine
         self._folder = folder
         self._lock = threading.Lock()

@@ -1,0 +1,221 @@
+"""`VllmClient`: completions and weights over the HTTP routes of one vLLM server.
+
+Completions go to ``/inference/v1/generate``, tokens in and tokens out, because its answer says which weights drew
+each token. Weights go through ``/pause``, ``/collective_rpc`` with ``reload_weights``, ``/update_weight_version``
+and ``/resume``. vLLM's version of its weights is a label that clients set, and ``default`` after a start. A step's
+label is set when every worker has loaded its weights, and before a token is drawn again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loom import tracing
+from loom.errors import CheckpointBroken, LoomError, OperationFailed, Unavailable, WrongArguments
+from loom.rl.engines import model_folder
+from loom.rl.engines.engine import PauseMode
+from loom.rl.engines.server_routes import ServerRoutes, ms_since
+from loom.rl.generation import weight_files as files
+from loom.rl.generation.completions import Completion, Sampling, TextOrTokens, WeightsSpan
+from loom.rl.generation.weight_client import UpdateAnswer
+
+if TYPE_CHECKING:
+    import httpx
+
+GENERATE = "/inference/v1/generate"
+RELOADED = "reload_weights"
+FRESH = "default"
+"""The label of a server that was given no weights since it started."""
+BROKEN = "loom-broken"
+"""The label while weights are loaded: completions with it are refused, also after a failure in the middle."""
+ASKED_AGAIN = 3
+"""Times that a completion of two policies is generated again."""
+_FIELDS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def label_of(step: int) -> str:
+    """Return the label of the weights of a step."""
+    return f"step_{step}"
+
+
+def step_of_label(label: str) -> int | None:
+    """Return the step of a label, or None if it is not of a step's weights."""
+    digits = label.removeprefix("step_")
+    return int(digits) if digits != label and digits.isdecimal() else None
+
+
+class VllmClient:
+    """The client of one server.
+
+    Args:
+        http: the connections.
+        url: of the server, with its token as user and password, if it has one.
+        model: the folder of its model, or the name on the hub.
+        mode: what happens to completions that are under way when weights change.
+        fresh: the step of the weights of a server that was given none; None if its completions are refused.
+    """
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        url: str,
+        *,
+        model: str | None = None,
+        mode: PauseMode = PauseMode.WAIT,
+        fresh: int | None = None,
+    ) -> None:
+        self.server = ServerRoutes(http, url)
+        self._model = model
+        self._mode = mode
+        self._fresh = fresh
+        self._known: frozenset[str] | None = None
+        """The names of the server's sampling fields, once they were asked for."""
+        self._updating = asyncio.Lock()
+
+    async def complete(self, prompts: Sequence[TextOrTokens], n: int, sampling: Sampling) -> list[Completion]:
+        """Return ``n`` completions of each prompt; see `InferenceEngine.complete`."""
+        if sampling.others:
+            await self._check_fields(sampling.others)
+        requests = [
+            self._complete(prompt, n, sampling, None if sampling.seed is None else sampling.seed + 31 * number)
+            for number, prompt in enumerate(prompts)
+        ]
+        return [one for found in await asyncio.gather(*requests) for one in found]
+
+    async def _complete(
+        self, prompt: TextOrTokens, n: int, sampling: Sampling, seed: int | None
+    ) -> list[Completion]:
+        tokens = await self._tokens_of(prompt)
+        asked: dict[str, object] = {
+            **sampling.others,
+            "n": n,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "logprobs": 0,
+            **{name: getattr(sampling, name) for name, all_ in _FIELDS.items() if getattr(sampling, name) != all_},
+        }
+        if sampling.stop:
+            asked["stop"] = list(sampling.stop)
+        if seed is not None:
+            asked["seed"] = seed
+        body = {"token_ids": tokens, "output_mode": "text", "sampling_params": asked}
+        for _ in range(ASKED_AGAIN):
+            answer = await self.server.post(GENERATE, body)
+            choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+            found = [self._completion(prompt, tokens, choice) for choice in choices]
+            if self._mode is PauseMode.KEEP or all(len(one.spans) <= 1 for one in found):
+                return found
+        raise OperationFailed(
+            f"completions of {self.server.shown} have tokens of two policies, {ASKED_AGAIN} times in a row: "
+            "another client pauses this server with mode=keep; pause='keep' takes such completions"
+        )
+
+    async def _check_fields(self, names: Mapping[str, object]) -> None:
+        """Raise `WrongArguments` for a field that vLLM would pass over in silence."""
+        if self._known is None:
+            schemas = (await self.server.get("/openapi.json")).get("components", {}).get("schemas", {})
+            self._known = frozenset(schemas.get("SamplingParams", {}).get("properties", {}))
+        if self._known and (unknown := sorted(names.keys() - self._known)):
+            raise WrongArguments(f"{self.server.shown} has no sampling field {unknown[0]!r}; vLLM would ignore it")
+
+    async def _tokens_of(self, prompt: TextOrTokens) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return [int(token) for token in (await self.server.post("/tokenize", {"prompt": prompt}))["tokens"]]
+
+    def _completion(self, prompt: TextOrTokens, prompt_tokens: list[int], choice: Mapping[str, Any]) -> Completion:
+        reason = choice["finish_reason"]
+        if reason not in ("stop", "length"):
+            raise Unavailable(f"{self.server.shown} ended a completion by {reason!r}, and not by its end")
+        tokens = choice.get("token_ids") or []
+        content = (choice.get("logprobs") or {}).get("content") or []
+        if len(content) != len(tokens):
+            raise WrongArguments(
+                f"{self.server.shown} returns {len(content)} log probabilities for {len(tokens)} tokens: training "
+                "needs one for each token"
+            )
+        spans = self._spans(choice.get("weight_versions"))
+        return Completion(
+            prompt=prompt,
+            text=choice["text"],
+            tokens=[int(token) for token in tokens],
+            prompt_tokens=prompt_tokens,
+            logprobs=[float(one["logprob"]) for one in content],
+            truncated=reason == "length",
+            weights_step=min(one.step for one in spans),
+            spans=spans,
+        )
+
+    def _spans(self, versions: Sequence[Mapping[str, Any]] | None) -> tuple[WeightsSpan, ...]:
+        if not versions:
+            raise WrongArguments(
+                f"{self.server.shown} does not say which weights drew a completion: vLLM 0.32 does"
+            )
+        return tuple(WeightsSpan(self._step_of(one["version"]), one["start"], one["end"]) for one in versions)
+
+    def _step_of(self, label: str) -> int:
+        step = self._fresh if label == FRESH else step_of_label(label)
+        if step is None:
+            why = "it has restarted, and was given no weights" if label == FRESH else "they are not of this run"
+            raise Unavailable(f"{self.server.shown} has weights with the label {label!r}: {why}")
+        return step
+
+    async def step(self) -> int:
+        """Return the step of the server's weights, by their label."""
+        return self._step_of(str((await self.server.get("/weight_info"))["weight_version"]))
+
+    async def pause(self) -> None:
+        """Let no completion go on until `resume`; return when none does."""
+        await self.server.post(f"/pause?mode={self._mode.value}")
+
+    async def resume(self) -> None:
+        """Let completions go on."""
+        await self.server.post("/resume")
+
+    async def update_weights(self, step: int, path: str) -> UpdateAnswer:
+        """Let every worker load the weights in a folder; see `InferenceEngine.update_weights`."""
+        async with self._updating:
+            await asyncio.to_thread(self._check_weights, path)
+            began = time.monotonic()
+            tracing.event("weights.rpc.start", op=RELOADED)
+            try:
+                phases = await self._reload(step, path)
+            except LoomError as error:
+                # A worker may have loaded some tensors. The server stays paused, and nobody trusts its label.
+                raise Unavailable(
+                    f"{self.server.shown} did not load the weights of step {step}: {error}"
+                ) from error
+            rpc_ms = ms_since(began)
+            tracing.event("weights.rpc.done", op=RELOADED, rpc_ms=rpc_ms, phases=phases)
+            self._fresh = None
+            return {"status": "ok", "rpc_ms": rpc_ms, "step": step, "phases": phases}
+
+    def _check_weights(self, path: str) -> None:
+        if reason := files.whats_wrong(path, checksum=True):
+            raise CheckpointBroken(f"the weights {path} are not whole: {reason}")
+        if self._model is not None and model_folder.is_folder(self._model):
+            model_folder.check_same_tensors(self._model, path)
+
+    async def _reload(self, step: int, path: str) -> dict[str, float]:
+        phases, at = {}, time.monotonic()
+        workers = int((await self.server.get("/get_world_size"))["world_size"])
+        await self.pause()
+        phases["pause_ms"], at = ms_since(at), time.monotonic()
+        await self._set_label(BROKEN)
+        answer = await self.server.post("/collective_rpc", {"method": RELOADED, "kwargs": {"weights_path": path}})
+        results = answer.get("results") or []
+        if len(results) < workers or any(one is not None for one in results):
+            raise OperationFailed(f"{len(results)} of {workers} workers answered: {results!r:.200}")
+        phases["load_ms"], at = ms_since(at), time.monotonic()
+        if self._mode is PauseMode.KEEP:
+            await self.server.post("/reset_prefix_cache")  # no new completion begins with keys of older weights
+        await self._set_label(label_of(step))
+        await self.resume()
+        phases["resume_ms"] = ms_since(at)
+        return phases
+
+    async def _set_label(self, label: str) -> None:
+        await self.server.post("/update_weight_version", {"new_version": label})

