@@ -263,7 +263,13 @@ class Trainer(TrainerActor):
         return causal.layers_of(model) if causal.is_causal(model) else ()
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Publish the weights, wait for the rollouts of the step, and return their loss."""
+        """Publish the weights, wait for the rollouts of the step, and return the loss of a part of them."""
+        if batch.part == 0:
+            self._await_rollouts(model, batch)
+        return self.loss_of(model, batch)
+
+    def _await_rollouts(self, model: Any, batch: Batch) -> None:
+        """Publish the weights, and read the rollouts of the step when they are there."""
         from loom.rl.rollouts import RolloutStore, parts_of
 
         self._shard = batch.shard
@@ -289,10 +295,9 @@ class Trainer(TrainerActor):
             self._parts = [store.read(batch.step, rank) if rank else first for rank in parts]
         self._tokens, self._sums = first.tokens, {}
         self._clock.begin()
-        return self.loss_of(model, batch)
 
     def loss_of(self, model: Any, batch: Batch) -> Any:
-        """Return the share of this process in the mean loss of the step's tokens, times the number of processes."""
+        """Return the loss of a batch: the mean over the batches of all processes is that of the step's tokens."""
         import torch
 
         from loom.rl.policy_gradient import (
@@ -306,7 +311,7 @@ class Trainer(TrainerActor):
         )
 
         spec, run = self._spec, self._run
-        rollouts = [one for part in self._parts for one in part.rollouts]
+        rollouts = [one for part in self._parts for one in part.rollouts][batch.part :: batch.parts]
         # Without rollouts of its own it computes something: the members of a group gather each layer together.
         tensors = PolicyBatch.of(rollouts or [NOTHING], self._pad).to(self.device)
         logits = completion_logits(model, tensors, run.temperature, bfloat16=self._bfloat16)
@@ -321,7 +326,7 @@ class Trainer(TrainerActor):
             loss = loss + spec.kl * distance
         for name, value in sums.items() if rollouts else ():
             self._sums[name] = self._sums.get(name, 0.0) + value
-        return loss * batch.shards / self._tokens
+        return loss * batch.shards * batch.parts / self._tokens
 
     @property
     def _bfloat16(self) -> bool:

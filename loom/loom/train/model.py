@@ -58,6 +58,14 @@ class TrainerModel:
     def warm_up(self) -> None:
         """Do slow work that needs no model, such as reading data; a spare does it before it is needed."""
 
+    def data_loader(self) -> Any:
+        """Return a loader of data with a state, such as torchdata's ``StatefulDataLoader``; None without one.
+
+        `Batch.items` has its next item, the same in all processes: each trains on its share, such as
+        ``items[batch.shard :: batch.shards]``. Checkpoints and peers keep the loader's state.
+        """
+        return None
+
     def evaluate(self, model: Any) -> dict[str, float]:
         """Return metrics of a model, such as ``{"accuracy": 0.97}``. All processes call this, without gradients."""
         return {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -55,6 +57,47 @@ class LiveConfig:
     """Steps between two averagings; always 1 with `Averaging.GRADIENTS`."""
     optimizer: str = "sgd"
     """A name in `TrainerActor.optimizers`. A new optimizer begins with a fresh state."""
+    accumulation: int = 1
+    """Batches of ``batch_size`` samples whose mean gradient a step applies."""
+    weight_decay: float | None = None
+    """None for the optimizer's own. Groups of parameters without decay, beside others with it, keep none."""
+    beta1: float | None = None
+    """How much Adam's mean of gradients keeps in a step, from 0 to below 1; None for the optimizer's own."""
+    beta2: float | None = None
+    """The same, of the mean of their squares."""
+    schedule: str = "constant"
+    """The way of the learning rate from the end of the warm-up to the last step: one of `SCHEDULES`."""
+    warmup_steps: int = 0
+    """The first steps, in which the learning rate grows to ``learning_rate``."""
+    decay_to: float = 0.0
+    """The share of ``learning_rate`` that a ``linear`` or ``cosine`` schedule ends with."""
+
+    def rate(self, step: int, steps: int) -> float:
+        """Return the learning rate of a step, counted from 0, of so many."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        done = min(1.0, (step - self.warmup_steps) / max(1, steps - 1 - self.warmup_steps))
+        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * (self.decay_to + (1 - self.decay_to) * left)
+
+
+SCHEDULES = ("constant", "cosine", "linear")
+RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "learning_rate": (lambda value: value > 0, "is larger than 0"),
+    "batch_size": (lambda value: value >= 1, "is 1 at least"),
+    "gradient_clipping": (lambda value: value >= 0, "is 0 (none) or larger"),
+    "sync_every": (lambda value: value >= 1, "is 1 at least"),
+    "accumulation": (lambda value: value >= 1, "is 1 at least"),
+    "weight_decay": (lambda value: value >= 0, "is 0 (none) or larger"),
+    "beta1": (lambda value: 0 <= value < 1, "is from 0 to below 1"),
+    "beta2": (lambda value: 0 <= value < 1, "is from 0 to below 1"),
+    "schedule": (lambda value: value in SCHEDULES, f"is one of {', '.join(SCHEDULES)}"),
+    "warmup_steps": (lambda value: value >= 0, "is 0 (none) or more"),
+    "decay_to": (lambda value: 0 <= value <= 1, "is a share from 0 to 1"),
+}
+"""Whether a value of `LiveConfig` makes sense, and the words for what does."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +151,17 @@ class Batch:
     """The number of this process among all that train in this step."""
     shards: int
     """The number of processes that train in this step."""
+    part: int = 0
+    """The number of this batch among those of the process in this step."""
+    parts: int = 1
+    """`LiveConfig.accumulation`."""
+    items: Any = field(default=None, compare=False, repr=False)
+    """The next item of `TrainerModel.data_loader`, the same in all processes; None without a loader."""
 
     @property
     def seed(self) -> int:
-        """A seed that depends only on step and shard."""
-        return 1_000_003 * self.step + self.shard
+        """A seed that depends only on step, shard and part."""
+        return 1_000_003 * self.step + self.shard * self.parts + self.part
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from loom.errors import WrongArguments
 from loom.train.model import TrainerModel
-from loom.train.settings import Averaging, LiveConfig, Restore, RetryBudget, Timeouts
+from loom.train.settings import RULES, Averaging, LiveConfig, Restore, RetryBudget, Timeouts
 
 PARALLEL = ("ddp", "fsdp")
 BACKENDS = ("gloo", "nccl")
@@ -69,6 +69,10 @@ class JobSpec:
             wrong.append(f"parallel is {self.parallel!r}: give one of {', '.join(PARALLEL)}")
         if self.backend not in BACKENDS:
             wrong.append(f"backend is {self.backend!r}: give one of {', '.join(BACKENDS)}")
+        for key, value in vars(self.config).items():
+            fits, rule = RULES.get(key, (None, ""))
+            if fits is not None and value is not None and not fits(value):
+                wrong.append(f"{key} {rule}, not {value!r}")
         if self.config.optimizer not in self.trainer.optimizers:
             known = ", ".join(sorted(self.trainer.optimizers))
             wrong.append(f"the trainer has no optimizer {self.config.optimizer!r}; it has {known}")

@@ -48,6 +48,32 @@ def test_each_change_is_applied_at_one_step_by_all_groups_and_no_process_starts_
     assert len(set(summary.hashes.values())) == 1
 
 
+def test_the_way_of_the_learning_rate_changes_at_one_step(job: loom.Job) -> None:
+    watched = Watched(job, a_job(steps=200, config=LiveConfig(learning_rate=RATE, schedule="linear")))
+    watched.await_steps()
+
+    for change in ({"accumulation": 2}, {"weight_decay": 0.0}, {"schedule": "constant"}, {"learning_rate": 0.25}):
+        watched.change(**change)
+    refused = watched.weaver.update_config("train", schedule="quick", beta1=0.5).get(BOUND)
+    summary = watched.run.result(BOUND)
+
+    (changes,) = {report.changes for report in summary.reports.values()}
+    assert [(key, value) for _, key, value in changes] == [
+        ("accumulation", 2),
+        ("weight_decay", 0.0),
+        ("schedule", "constant"),
+        ("learning_rate", 0.25),
+    ]
+    linear = LiveConfig(learning_rate=RATE, schedule="linear")
+    (constant, slower) = changes[2][0], changes[3][0]
+    rates = [linear.rate(step, 200) if step < constant else RATE if step < slower else 0.25 for step in range(200)]
+    assert summary.metrics["weight"] == pytest.approx(-sum(rates), rel=1e-9)
+    assert summary.metrics["learning_rate"] == 0.25
+    for answer in refused.values():
+        assert "one of constant, cosine, linear" in answer.refused["schedule"]
+        assert "the optimizer is sgd" in answer.refused["beta1"]
+
+
 def test_what_makes_no_sense_is_refused_with_the_rule(job: loom.Job) -> None:
     watched = Watched(job, a_job(steps=100_000))
     watched.await_steps()

@@ -11,12 +11,13 @@ groups adopted another value, or if a later change in the same group replaced it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from loom.errors import WrongArguments
 from loom.threadlet import Deferred, Threadlet
-from loom.train.settings import Averaging, LiveConfig
+from loom.train.settings import RULES, SCHEDULES, Averaging, LiveConfig
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,27 @@ class Agreement:
             row += [known.version, known.value]
         return row
 
-    def settle(self, rows: Sequence[Sequence[float]], step: int) -> dict[str, float]:
-        """Adopt the newest values of the rows, the same in all groups, from a step on; return what has changed."""
+    def settle(self, rows: Sequence[Sequence[float]], step: int, after: Collection[str] = ()) -> dict[str, float]:
+        """Adopt the newest values of the rows, the same in all groups, from a step on; return what has changed.
+
+        Args:
+            rows: of all groups.
+            step: the step of the exchange.
+            after: keys whose values hold only after that step.
+        """
         changed = {}
         for place, (key, adopted) in enumerate(list(self._adopted.items())):
             version, value = max((row[2 * place], row[2 * place + 1]) for row in rows)
+            since = adopted.step
             if value != adopted.value:
                 changed[key] = value
-            self._adopt(key, _Adopted(int(version), value, step if key in changed else adopted.step))
+                since = step + (key in after)
+            self._adopt(key, _Adopted(int(version), value, since))
         return changed
+
+    def since(self, key: str) -> int:
+        """Return the first step at which a key's value holds."""
+        return self._adopted[key].step
 
     def _adopt(self, key: str, adopted: _Adopted) -> None:
         self._adopted[key] = adopted
@@ -98,53 +111,75 @@ class Agreement:
             self._adopt(key, _Adopted(int(version), float(value), int(step[0]) if step else 0))
 
 
+OWN = -1.0
+"""The number for None, which leaves a setting of the optimizer as it is."""
+OF_BATCHES = frozenset({"batch_size", "accumulation"})
+"""Settings that a gradient was computed with by the time it is exchanged: they change the next step."""
+
+
 class AgreedConfig(Agreement):
-    """The live configuration of one group, in which a number stands for an optimizer: its place among the names."""
+    """The live configuration of one group, in which a number stands for a name: its place among the names."""
 
     def __init__(self, config: LiveConfig, averaging: Averaging, optimizers: Iterable[str]) -> None:
         self._averaging = averaging
-        self._names = sorted(optimizers)
-        numbers = {**asdict(config), "optimizer": self._names.index(config.optimizer)}
-        super().__init__({key: float(value) for key, value in numbers.items()})
+        self._names = {"optimizer": sorted(optimizers), "schedule": list(SCHEDULES)}
+        self.has_betas = True
+        """True if the optimizer has Adam's betas."""
+        super().__init__({key: self._number(key, value) for key, value in asdict(config).items()})
 
     @property
     def current(self) -> LiveConfig:
-        return LiveConfig(
-            learning_rate=self["learning_rate"],
-            batch_size=int(self["batch_size"]),
-            gradient_clipping=self["gradient_clipping"],
-            sync_every=int(self["sync_every"]),
-            optimizer=self._names[int(self["optimizer"])],
-        )
+        return LiveConfig(**{key: self._value(key) for key in KINDS})
 
     def register(self, threadlet: Threadlet) -> None:
         """Register a handler for each key, which proposes the value to the other groups."""
+        for key, kind in KINDS.items():
+            threadlet.handler(key)(self._handler(key, kind))
 
-        @threadlet.handler("learning_rate")
-        def set_learning_rate(value: float) -> Deferred:
-            return self._propose("learning_rate", value, value > 0, "is larger than 0")
+    def _handler(self, key: str, kind: type) -> Callable[[Any], Deferred]:
+        def propose(value: Any) -> Deferred:
+            if rule := self._broken_rule(key, value):
+                raise WrongArguments(f"{key} {rule}")
+            return self.propose(key, self._number(key, value))
 
-        @threadlet.handler("batch_size")
-        def set_batch_size(value: int) -> Deferred:
-            return self._propose("batch_size", value, value >= 1, "is 1 at least")
+        propose.__annotations__["value"] = kind  # to which the threadlet converts values
+        return propose
 
-        @threadlet.handler("gradient_clipping")
-        def set_gradient_clipping(value: float) -> Deferred:
-            return self._propose("gradient_clipping", value, value >= 0, "is 0 (none) or larger")
+    def _broken_rule(self, key: str, value: Any) -> str | None:
+        """Return what a value would have to be; None if it is that."""
+        if key == "optimizer":
+            return None if value in self._names[key] else f"is one of {', '.join(self._names[key])}, not {value}"
+        if key == "sync_every" and self._averaging is Averaging.GRADIENTS:
+            return None if value == 1 else "is 1: this job averages gradients"
+        if key in ("beta1", "beta2") and not self.has_betas:
+            return f"is for optimizers like Adam, and the optimizer is {self.current.optimizer}"
+        fits, rule = RULES[key]
+        return None if fits(value) else rule
 
-        @threadlet.handler("sync_every")
-        def set_sync_every(value: int) -> Deferred:
-            if self._averaging is Averaging.GRADIENTS:
-                return self._propose("sync_every", value, value == 1, "is 1: this job averages gradients")
-            return self._propose("sync_every", value, value >= 1, "is 1 at least")
+    def _number(self, key: str, value: Any) -> float:
+        if key in self._names:
+            return float(self._names[key].index(value))
+        return OWN if value is None else float(value)
 
-        @threadlet.handler("optimizer")
-        def set_optimizer(value: str) -> Deferred:
-            known = value in self._names
-            number = self._names.index(value) if known else -1
-            return self._propose("optimizer", number, known, f"is one of {', '.join(self._names)}, not {value}")
+    def _value(self, key: str) -> Any:
+        if key in self._names:
+            return self._names[key][int(self[key])]
+        return None if key in OPTIONAL and self[key] == OWN else KINDS[key](self[key])
 
-    def _propose(self, key: str, value: float, allowed: bool, rule: str) -> Deferred:
-        if not allowed:
-            raise WrongArguments(f"{key} {rule}")
-        return self.propose(key, float(value))
+
+OPTIONAL = ("weight_decay", "beta1", "beta2")
+KINDS: Mapping[str, type] = {
+    "learning_rate": float,
+    "batch_size": int,
+    "gradient_clipping": float,
+    "sync_every": int,
+    "optimizer": str,
+    "accumulation": int,
+    "weight_decay": float,
+    "beta1": float,
+    "beta2": float,
+    "schedule": str,
+    "warmup_steps": int,
+    "decay_to": float,
+}
+"""The types of the settings in `LiveConfig`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeAlias
@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from loom.threadlet import Step, Threadlet
+from loom.train.loop.agreement import OF_BATCHES
 from loom.train.loop.membership import Membership
 from loom.train.loop.training_state import (
     FROM_THE_BEGINNING,
@@ -137,11 +138,14 @@ class StepExchange:
                 raise NoPeers("no group is left that has the state: it has to come from a checkpoint")
             report.restored = FROM_THE_BEGINNING
 
-    def batch(self) -> Batch:
-        """Return this process's batch in the step for which the groups are gathered."""
+    def batches(self) -> Iterator[Batch]:
+        """Give this process's batches in the step for which the groups are gathered."""
         place, groups = self.membership.place
         number, processes = place * self._members + self.state.rank, groups * self._members
-        return Batch(self.state.report.step, self.state.config.current.batch_size, number, processes)
+        config, step, feed = self.state.config.current, self.state.report.step, self.state.feed
+        for part in range(config.accumulation):
+            items = None if feed is None else feed.item(step, part)
+            yield Batch(step, config.batch_size, number, processes, part, config.accumulation, items)
 
     def average_gradients(self, flat: torch.Tensor) -> bool:
         """Replace gradients by their mean over all processes of all groups; return whether the step counts."""
@@ -180,12 +184,16 @@ class StepExchange:
             flag = number.bool()
         return bool(flag)
 
-    def settle(self) -> None:
-        """Adopt the configuration on which all groups agreed in the last exchange that counted."""
+    def settle(self, after: Collection[str] = ()) -> None:
+        """Adopt the configuration on which all groups agreed in the last exchange that counted.
+
+        Args:
+            after: settings that change only the next step: this one's gradient was computed already.
+        """
         rows = self._rows if self._members == 1 else self._shared_in_group()
         report, config = self.state.report, self.state.config
-        changed = config.settle(rows, report.step)
-        report.changes += tuple((report.step, key, getattr(config.current, key)) for key in changed)
+        changed = config.settle(rows, report.step, after)
+        report.changes += tuple((config.since(key), key, getattr(config.current, key)) for key in changed)
         self.state.adopt(changed)
 
     def _shared_in_group(self) -> list[list[float]]:
@@ -237,15 +245,17 @@ class StepStrategy:
         return True
 
     def _compute(self) -> torch.Tensor:
-        """Return the gradient of this process's batch, followed by the loss, as one flat tensor."""
-        state = self.state
+        """Return the mean gradient of this process's batches, followed by the loss, as one flat tensor."""
+        state, mean = self.state, 0.0
         state.optimizer.zero_grad(set_to_none=True)
-        loss = state.trainer.step(state.model, self.exchange.batch())
-        loss.backward()
+        for batch in self.exchange.batches():
+            loss = state.trainer.step(state.model, batch) / batch.parts
+            loss.backward()
+            mean += float(loss.detach())
         for parameter in state.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return flatten((one.grad for one in state.parameters), [float(loss.detach())])
+        return flatten((one.grad for one in state.parameters), [mean])
 
     def _apply(self, flat: torch.Tensor) -> None:
         """Let the optimizer step by the mean gradient, the same in all groups, unless it is not finite."""
@@ -255,6 +265,7 @@ class StepStrategy:
             self._skipped_now = 0
             if clip := state.config.current.gradient_clipping:
                 torch.nn.utils.clip_grad_norm_(state.parameters, clip)
+            report.metrics["learning_rate"] = state.tune_optimizer()
             state.optimizer.step()
             report.applied += 1
         else:
@@ -284,7 +295,7 @@ class SharedSteps(StepStrategy):
             self.clock.lose(mark)
             step.discard()
         with self.clock.measured("compute_s"):
-            self.exchange.settle()
+            self.exchange.settle(after=OF_BATCHES)
             self._apply(flat)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loom.train.loop.agreement import AgreedConfig
+from loom.train.loop.data_feed import DataFeed
 from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, TrainerReport
 from loom.train.spec import Assignment
@@ -186,20 +187,35 @@ class TrainingState:
         self.model = placed(trainer.build(), trainer, sharing)
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
         self.outer = OuterOptimizer(self.parameters) if job.averaging is Averaging.DILOCO else None
+        loader = trainer.data_loader()
+        self.feed = None if loader is None else DataFeed(loader)
         self._use_optimizer(config.current.optimizer)
 
     def adopt(self, changed: Iterable[str]) -> None:
         if "optimizer" in changed:
             self._use_optimizer(self.config.current.optimizer)
-        elif "learning_rate" in changed:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.current.learning_rate
+
+    def tune_optimizer(self) -> float:
+        """Set the optimizer to what the configuration says for this step; return the learning rate."""
+        config, groups = self.config.current, self.optimizer.param_groups
+        rate = config.rate(self.report.step, self.job.steps)
+        decays = any(group.get("weight_decay") for group in groups)
+        for group, share in zip(groups, self._shares, strict=True):
+            group["lr"] = rate * share
+            if config.weight_decay is not None and (group.get("weight_decay") or not decays):
+                group["weight_decay"] = config.weight_decay
+            if "betas" in group:
+                first, second = group["betas"]
+                first = first if config.beta1 is None else config.beta1
+                group["betas"] = (first, second if config.beta2 is None else config.beta2)
+        return rate
 
     def _use_optimizer(self, name: str) -> None:
         self._optimizer_name = name
-        self.optimizer: torch.optim.Optimizer = self.trainer.optimizers[name](
-            self.parameters, self.config.current.learning_rate
-        )
+        rate = self.config.current.learning_rate
+        self.optimizer: torch.optim.Optimizer = self.trainer.optimizers[name](self.parameters, rate)
+        self._shares = [group["lr"] / rate for group in self.optimizer.param_groups]
+        self.config.has_betas = "betas" in self.optimizer.defaults
 
     def evaluate(self) -> dict[str, float]:
         self.model.eval()
@@ -222,6 +238,7 @@ class TrainingState:
             "step": self.report.step,
             "config": self.config.state(),
             "trainer": self.trainer.save(),
+            **({} if self.feed is None else {"data": self.feed.state(self.report.step)}),
         }
         converted: Mapping[str, Any] = plain(state, convert)
         return converted
@@ -244,4 +261,6 @@ class TrainingState:
         if self.outer is not None:
             self.outer.load(state["outer"])
         self.trainer.load(state["trainer"])
+        if self.feed is not None and "data" in state:  # it had no loader when it was saved
+            self.feed.load(state["data"])
         self.report.step = state["step"]

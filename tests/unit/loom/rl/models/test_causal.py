@@ -180,6 +180,21 @@ def test_a_reference_of_other_tokens_is_refused(folder: Path, copied: Path, tmp_
         Training(None, Trainers(model=folder, reference=copied), run_in(tmp_path))  # type: ignore[arg-type]
 
 
+def test_parts_of_a_step_have_the_gradient_of_the_whole(folder: Path, tmp_path: Path) -> None:
+    found = []
+    for parts in (1, 2, 4):  # of three rollouts
+        RolloutStore(tmp_path / str(parts)).write(split(ROLLOUTS, 0, 1))
+        trainer = Trainer(Trainers(model=folder), run_in(tmp_path / str(parts)))
+        model = trainer.build()
+        for part in range(parts):
+            (trainer.loss(model, Batch(0, 1, 0, 1, part, parts)) / parts).backward()
+        found.append((model.lm_head.weight.grad, trainer.stepped(model, 1)["entropy"]))
+
+    for gradient, entropy in found[1:]:
+        torch.testing.assert_close(gradient, found[0][0], rtol=0, atol=1e-6)
+        assert entropy == pytest.approx(found[0][1])
+
+
 def refusal(path: Path, tokenizer: Path) -> str:
     with pytest.raises(WrongArguments) as caught:
         causal.check(path, tokenizer_of(tokenizer))
