@@ -14,36 +14,41 @@
 
 ``torch.distributed.checkpoint`` writes the tensors, and its tools can read them. Everything else in a checkpoint is
 msgpack, not pickle: keys keep their types (an optimizer's are numbers), tuples stay tuples, and reading cannot run
-code. The tools' index is a pickle, which torch loads as any other: a writer to the folder could run code in the
-processes that load from it. So `IndexReader` takes no code from it. Torch reads the tensors with ``weights_only``.
+code; neither can the tools' index (`IndexReader`). Torch reads the tensors with ``weights_only``.
+
+A state with tensors that several processes share (DTensors, as of FSDP2) is saved by all of them, each its own
+parts of these, and `FoundCheckpoint.load` gives each process its parts again, or the whole tensors. Folders that
+other programs have written with ``torch.distributed.checkpoint`` are found, too.
 """
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import errno
 import logging
 import os
-import pathlib
-import pickle
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, filesystem, metadata
+from torch import distributed
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import load as load_tensors
 from torch.distributed.checkpoint import save as save_tensors
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from loom.branches.branch import BEGINNING, note_loaded, own_branch
 from loom.errors import CheckpointBroken, CheckpointNotWritten, UnstorableState, WaitTimeout, WrongArguments
+from loom.train.checkpoints import plain_folders
 from loom.train.checkpoints.files import (
     Aside,
     CheckpointManifest,
@@ -53,58 +58,7 @@ from loom.train.checkpoints.files import (
     remove_leftovers,
     whats_wrong,
 )
-
-_PATHS = ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-
-
-class IndexReader(FileSystemReader):  # type: ignore[misc]
-    """A reader of a checkpoint's tensors. Raises `CheckpointBroken` if the index has anything but their places."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        with open(pathlib.Path(self.path) / ".metadata", "rb") as file:
-            try:
-                index = _IndexUnpickler(file).load()
-            except OSError:
-                raise
-            except Exception as error:  # garbage that is unpickled can raise anything
-                reason = str(error) or type(error).__name__
-                raise CheckpointBroken(f"the checkpoint {self.path} has an index that is none: {reason}") from error
-        if not isinstance(index, metadata.Metadata):
-            raise CheckpointBroken(f"the checkpoint {self.path} has an index that is a {type(index).__name__}")
-        if index.storage_meta is None:
-            index.storage_meta = metadata.StorageMeta()
-        index.storage_meta.load_id = self.load_id
-        return index
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        found: Any = None
-        if module == metadata.__name__:
-            found = getattr(metadata, name, None)
-            found = found if getattr(found, "__module__", None) == module else None
-        elif (module, name) == (filesystem.__name__, "_StorageInfo"):
-            found = filesystem._StorageInfo
-        elif (module, name) == ("torch.serialization", "_get_layout"):
-            found = torch.serialization._get_layout
-        elif (module, name) == ("builtins", "getattr"):
-            found = _member
-        elif module == "pathlib" and name in _PATHS:
-            found = pathlib.PurePosixPath
-        elif module == "torch":
-            found = getattr(torch, name, None)
-            found = found if found is torch.Size or isinstance(found, torch.dtype) else None
-        if found is None:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return found
-
-
-def _member(of: Any, name: Any) -> enum.Enum:
-    """Return a member of an enumeration: Python 3.11.0 to 3.11.3, as in Debian 12, pickles it as an attribute."""
-    if not (isinstance(of, type) and issubclass(of, enum.Enum) and name in of.__members__):
-        raise pickle.UnpicklingError(f"it names {name} of {of}")
-    return of.__members__[name]
-
+from loom.train.checkpoints.index import IndexReader
 
 _TENSOR, _TUPLE, _BIG_INT = 1, 2, 3  # codes of the types that msgpack lacks
 
@@ -177,7 +131,8 @@ def _free_name(wanted: str, taken: Mapping[str, Any]) -> str:
 
 
 def _copy(tensor: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
-    # Parameters and buffers are whole tensors; a DTensor is only a shard of one.
+    if isinstance(tensor, DTensor):  # only this process's part is copied
+        return tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()
     if (
         type(tensor) not in (torch.Tensor, torch.nn.Parameter)
         or tensor.layout is not torch.strided
@@ -185,8 +140,7 @@ def _copy(tensor: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
     ):
         raise UnstorableState(
             f"{'.'.join(path)} is a {type(tensor).__qualname__} ({tensor.layout}, {tensor.device}): a checkpoint "
-            "holds whole dense tensors; gather a sharded one first (FSDP2: get_model_state_dict with "
-            "full_state_dict=True)"
+            "holds dense tensors and DTensors; gather one that is sharded in another way first"
         )
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
@@ -196,7 +150,16 @@ _log = logging.getLogger("loom")
 # torch warns with each checkpoint that it writes without a process group, which is intended.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable", category=UserWarning)
 
+Place = Callable[[str, torch.Size, torch.dtype], torch.Tensor]
+
+
+def on_the_cpu(name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Return an empty tensor for a whole one of a checkpoint."""
+    return torch.empty(shape, dtype=dtype)
+
+
 _REST = "state.msgpack"
+_PATIENCE = timedelta(hours=1)  # in which all processes of a group write their parts of a checkpoint
 _AT_ONCE = 2  # copies of the state at a time: one that is being written, and one that waits
 
 
@@ -220,21 +183,30 @@ class FoundCheckpoint:
     """The time of writing, in seconds since the epoch."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     """Newer checkpoints that are not whole."""
+    foreign: bool = False
+    """True if another program has written it, with ``torch.distributed.checkpoint``."""
 
-    def load(self) -> Mapping[str, Any]:
-        """Return the state, with its tensors on the CPU.
+    def load(self, place: Place = on_the_cpu) -> Mapping[str, Any]:
+        """Return the state.
+
+        Args:
+            place: returns the tensor to read into, given the path to it in the state, with dots between, and its
+                shape and type. Of a DTensor only this process's part is read. By default each tensor is read as a
+                whole, onto the CPU.
 
         Raises:
             CheckpointBroken: the checkpoint is no longer whole, or was removed after newer ones were written.
         """
-        if reason := whats_wrong(self.path):
+        if reason := plain_folders.whats_wrong(self.path) if self.foreign else whats_wrong(self.path):
             raise CheckpointBroken(
                 f"the checkpoint {self.path} of step {self.step} is not whole: {reason}; "
                 "CheckpointStore.newest finds the newest that is"
             )
+        if self.foreign:
+            return plain_folders.load(self.path, place)
         reader = IndexReader(self.path)
         tensors: dict[str, torch.Tensor] = {
-            name: torch.empty(stored.size, dtype=stored.properties.dtype)
+            name: place(name, stored.size, stored.properties.dtype)
             for name, stored in reader.read_metadata().state_dict_metadata.items()
             if isinstance(stored, TensorStorageMetadata)
         }
@@ -302,17 +274,19 @@ class CheckpointStore:
             raise WrongArguments(f"checkpoints are kept in a folder, and {self.folder} is none")
         self._writer = futures.ThreadPoolExecutor(1, thread_name_prefix="loom-checkpoint")
         self._copies = threading.BoundedSemaphore(_AT_ONCE)
+        self._group: Any = None
+        """The processes that write sharded states together, with a process group for the writer's thread."""
         for left in remove_leftovers(self.folder):
             _log.info("removed what a process that died was writing: %s", left)
 
     def save(self, state: Mapping[str, Any], step: int) -> PendingCheckpoint:
         """Copy a state, and write it in the background.
 
-        The call waits while two states wait to be written.
+        The call waits while two states wait to be written. If a tensor is a DTensor, all processes of the default
+        process group have to call this, and each writes its own parts of such tensors.
 
         Args:
-            state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None. Gather a sharded
-                tensor first.
+            state: dicts, lists and tuples of tensors, numbers, strings, bytes, booleans and None.
             step: the last step that the state contains.
 
         Raises:
@@ -324,7 +298,11 @@ class CheckpointStore:
         self._copies.acquire()
         try:
             rest, tensors = split(state)
-            writing = self._writer.submit(self._write, rest, tensors, step)
+            write = self._write
+            if any(isinstance(one, DTensor) for one in tensors.values()):
+                self._group = self._group or distributed.new_group(backend="gloo", timeout=_PATIENCE)
+                write = self._write_together
+            writing = self._writer.submit(write, rest, tensors, step)
         except BaseException:
             self._copies.release()
             raise
@@ -345,26 +323,74 @@ class CheckpointStore:
                 return FoundCheckpoint(step, path, CheckpointManifest.read(path).time, tuple(skipped))
             _log.warning("passed over the checkpoint %s: %s", path, reason)
             skipped.append(SkippedCheckpoint(path, step, reason))
+        for step, path in plain_folders.found(self.folder):
+            reason = plain_folders.whats_wrong(path)
+            if reason is None:
+                return FoundCheckpoint(step, path, path.stat().st_mtime, tuple(skipped), foreign=True)
+            _log.warning("passed over the checkpoint %s: %s", path, reason)
+            skipped.append(SkippedCheckpoint(path, step, reason))
         return None
 
     def _write(self, rest: bytes, tensors: dict[str, torch.Tensor], step: int) -> FoundCheckpoint:
-        try:
-            with Aside(self.folder) as aside:
+        with self._telling(step), Aside(self.folder) as aside:
+            (aside.path / _REST).write_bytes(rest)
+            writer = FileSystemWriter(aside.path, sync_files=False)  # the manifest syncs them
+            save_tensors(dict(tensors), storage_writer=writer, no_dist=True)
+            found = self._complete(aside, step)
+        self._prune()
+        return found
+
+    def _write_together(self, rest: bytes, tensors: dict[str, torch.Tensor], step: int) -> FoundCheckpoint:
+        """Write this process's parts while the others of the group write theirs; the first one does the rest."""
+        first = distributed.get_rank() == 0
+        with self._telling(step), contextlib.ExitStack() as stack:
+            aside = None
+
+            def begin() -> str:
+                nonlocal aside
+                aside = stack.enter_context(Aside(self.folder))
                 (aside.path / _REST).write_bytes(rest)
-                writer = FileSystemWriter(aside.path, sync_files=False)  # the manifest syncs them
-                save_tensors(dict(tensors), storage_writer=writer, no_dist=True)
-                manifest = CheckpointManifest.write(aside.path, step, time.time())
-                path = self._place(aside, step)
+                return str(aside.path)
+
+            def end() -> FoundCheckpoint:
+                assert aside is not None
+                return self._complete(aside, step)
+
+            folder = self._from_first(begin if first else None)
+            writer = FileSystemWriter(folder, sync_files=False)
+            save_tensors(dict(tensors), storage_writer=writer, process_group=self._group)
+            found: FoundCheckpoint = self._from_first(end if first else None)
+        if first:
+            self._prune()
+        return found
+
+    def _from_first(self, function: Callable[[], Any] | None) -> Any:
+        """Return to all processes what the first one's function returns, or raise what that raises."""
+        answer: list[Any] = [None]
+        if function is not None:
+            try:
+                answer = [function()]
+            except Exception as error:  # noqa: BLE001 - it is raised in all of them
+                answer = [error]
+        distributed.broadcast_object_list(answer, src=0, group=self._group)
+        if isinstance(answer[0], Exception):
+            raise answer[0]
+        return answer[0]
+
+    def _complete(self, aside: Aside, step: int) -> FoundCheckpoint:
+        manifest = CheckpointManifest.write(aside.path, step, time.time())
+        return FoundCheckpoint(step, self._place(aside, step), manifest.time)
+
+    @contextlib.contextmanager
+    def _telling(self, step: int) -> Iterator[None]:
+        """Raise `CheckpointNotWritten` for whatever prevents the writing."""
+        try:
+            yield
         except BaseException as error:
             # torch wraps the error in one of its own, which is a BaseException.
             text = f"the checkpoint of step {step} cannot be written to {self.folder}: {_root(error)}"
             _log.error("%s; those before it are as they were", text)
             raise CheckpointNotWritten(text) from error
-        try:
-            self._prune()
-        except OSError as error:
-            _log.warning("cannot remove old checkpoints from %s: %s", self.folder, error)
-        return FoundCheckpoint(step, path, manifest.time)
 
     def _place(self, aside: Aside, step: int) -> Path:
         while True:
@@ -380,11 +406,14 @@ class CheckpointStore:
     def _prune(self) -> None:
         """Remove the checkpoints older than the ``keep`` newest whole ones."""
         whole = 0
-        for _, _, path in numbered(self.folder):
-            if whole == self.keep:
-                remove(path)
-            elif whats_wrong(path, hashes=False) is None:
-                whole += 1
+        try:
+            for _, _, path in numbered(self.folder):
+                if whole == self.keep:
+                    remove(path)
+                elif whats_wrong(path, hashes=False) is None:
+                    whole += 1
+        except OSError as error:
+            _log.warning("cannot remove old checkpoints from %s: %s", self.folder, error)
 
 
 def _root(error: BaseException) -> BaseException:

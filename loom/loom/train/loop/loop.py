@@ -10,13 +10,15 @@ import time
 import traceback
 from collections.abc import Mapping
 
+import torch
+
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
 from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.averaging import LocalSteps, NoPeers, SharedSteps, StepClock, StepExchange, StepStrategy
 from loom.train.loop.membership import Membership, process_ends
-from loom.train.loop.training_state import ParameterMean, TrainingState, hash_of, whole
+from loom.train.loop.training_state import ParameterMean, TrainingState, hash_of
 from loom.train.model import TrainerModel
 from loom.train.settings import Averaging, Ending, Restore, TrainerReport
 from loom.train.spec import Assignment
@@ -37,9 +39,14 @@ class Checkpointing:
         found = None if self._store is None else self._store.newest()
         if found is None:
             return
-        self._state.load(found.load(), of_whole=True)
-        passed = "".join(f"; passed over {one.path.name}: {one.reason}" for one in found.skipped)
+        state = found.load(self._state.place)
         report = self._state.report
+        if found.foreign:
+            self._state.load_weights(state)
+            report.restored = f"the weights of {found.path.name}, which another program has written"
+            return
+        self._state.load(state, of_whole=True)
+        passed = "".join(f"; passed over {one.path.name}: {one.reason}" for one in found.skipped)
         report.restored = f"checkpoint {found.path.name}{passed}"
         report.restored_step = found.step
 
@@ -48,10 +55,9 @@ class Checkpointing:
         self._take_note()
         if self._store is None:
             return
-        state = self._state.save(whole)
         self._saved_step = step = self._state.report.step
-        if self._state.rank == 0:
-            self._pending = self._store.save(state, step)
+        if self._state.rank == 0 or self._state.is_shared:
+            self._pending = self._store.save(self._state.save(torch.Tensor.detach), step)
 
     def save_and_wait(self) -> None:
         """Save the state unless this step was saved, and wait until it is written or has failed."""

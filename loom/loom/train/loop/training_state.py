@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from loom.errors import WrongArguments
+from loom.train.checkpoints.store import on_the_cpu
 from loom.train.loop.agreement import AgreedConfig
 from loom.train.loop.data_feed import DataFeed
 from loom.train.model import TrainerModel
@@ -27,7 +29,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain(tree: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a state with each tensor converted, by `local` for a peer or by `whole` for a checkpoint."""
+    """Return a state with each tensor converted, such as by `local` for a peer."""
     if isinstance(tree, torch.Tensor):
         return convert(tree.detach())
     if isinstance(tree, Mapping):
@@ -56,7 +58,7 @@ def load_model(model: torch.nn.Module, state: Mapping[str, torch.Tensor], of_who
     own = model.state_dict()
     if own.keys() != state.keys():
         missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        raise KeyError(f"the state is of another model: it lacks {missing}, and has {unknown}")
+        raise WrongArguments(f"the state is of another model: it lacks {missing}, and has {unknown}")
     with torch.no_grad():
         for name, tensor in own.items():
             local(tensor).copy_(local(_like(tensor, state[name], of_whole)))
@@ -81,7 +83,7 @@ def _is_shaped(value: Any) -> bool:
 
 def _like(tensor: torch.Tensor, value: torch.Tensor, of_whole: bool) -> torch.Tensor:
     value = value.to(local(tensor).device)
-    if not isinstance(tensor, DTensor):
+    if not isinstance(tensor, DTensor) or isinstance(value, DTensor):
         return value
     if of_whole:
         return distribute_tensor(value, tensor.device_mesh, tensor.placements)
@@ -183,8 +185,9 @@ class TrainingState:
         self.config = config
         self.report = report
         torch.manual_seed(trainer.seed)
-        sharing = job.members if job.parallel == "fsdp" else 1
-        self.model = placed(trainer.build(), trainer, sharing)
+        self.is_shared = job.members > 1 and job.parallel == "fsdp"
+        """True if the members of the group share the parameters."""
+        self.model = placed(trainer.build(), trainer, job.members if self.is_shared else 1)
         self.parameters = [one for one in self.model.parameters() if one.requires_grad]
         self.outer = OuterOptimizer(self.parameters) if job.averaging is Averaging.DILOCO else None
         loader = trainer.data_loader()
@@ -225,11 +228,7 @@ class TrainingState:
         return metrics
 
     def save(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> Mapping[str, Any]:
-        """Return the state, with each tensor converted.
-
-        By `local` it is for the process of the same rank in a joining group. By `whole` it is that of the whole
-        group, for a checkpoint: all its members have to call this.
-        """
+        """Return the state, with each tensor converted: by `local` for the same rank of a joining group."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -243,6 +242,21 @@ class TrainingState:
         converted: Mapping[str, Any] = plain(state, convert)
         return converted
 
+    def place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Return the tensor into which a checkpoint's is read: for shared parameters only this process's part."""
+        kind, _, rest = name.partition(".")
+        like = self.model.state_dict().get(rest if kind == "model" else name)
+        if kind == "optimizer" and (number := rest.split(".")[1:2]) and number[0].isdigit():
+            learned = [one for group in self.optimizer.param_groups for one in group["params"]]
+            like = learned[int(number[0])] if int(number[0]) < len(learned) else None
+        if isinstance(like, DTensor) and like.shape == shape:
+            return torch.empty_like(like.detach(), dtype=dtype)
+        return on_the_cpu(name, shape, dtype)
+
+    def load_weights(self, state: Mapping[str, Any]) -> None:
+        """Begin with the model of another program's checkpoint: its entry ``model``, or all of it."""
+        load_model(self.model, state.get("model", state), of_whole=True)
+
     def take_from_peer(self, state: Mapping[str, Any]) -> None:
         """Continue from a peer's state."""
         self.load(state, of_whole=False)
@@ -253,7 +267,7 @@ class TrainingState:
         self.report.restored_step = step
 
     def load(self, state: Mapping[str, Any], of_whole: bool) -> None:
-        """Continue from a state that `save` converted by `whole` or `local`."""
+        """Continue from a state: of a checkpoint (``of_whole``), or one that `save` converted by `local`."""
         self.config.load(state["config"])
         self._use_optimizer(state["optimizer_name"])
         load_model(self.model, state["model"], of_whole)
