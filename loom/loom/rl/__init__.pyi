@@ -13,6 +13,7 @@ from loom.rl.prompts import Prompt as Prompt
 from loom.rl.rollouts import Rollout as Rollout
 from loom.rl.rollouts import RolloutStore as RolloutStore
 from loom.rl.settings import Generators as Generators
+from loom.rl.settings import Lora as Lora
 from loom.rl.settings import RunSummary as RunSummary
 from loom.rl.settings import StepRecord as StepRecord
 from loom.rl.settings import Trainers as Trainers

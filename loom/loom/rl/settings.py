@@ -100,6 +100,25 @@ class Generators:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters, which learn instead of the model's own parameters.
+
+    Raises:
+        WrongArguments: a number makes no sense.
+    """
+
+    rank: int = 16
+    alpha: int = 32
+    """The adapters' output is multiplied by ``alpha / rank``."""
+    targets: tuple[str, ...] = ()
+    """Names of the modules that get adapters, such as ``q_proj``; empty for all linear ones but the head."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0:
+            raise WrongArguments(f"adapters have a rank from 1 and an alpha above 0, not {self.rank}, {self.alpha}")
+
+
+@dataclass(frozen=True)
 class Trainers:
     """The trainers of a run: a job of `loom.train`, whose groups share the rollouts of each step.
 
@@ -138,6 +157,8 @@ class Trainers:
     checkpoint_activations: bool = False
     """True if the layers of `model` are computed again for the gradient, instead of keeping what they computed."""
 
+    lora: Lora | None = None
+    """Adapters that learn instead of the parameters of `model`; it is published with them merged into it."""
     reference: str | os.PathLike[str] | None = None
     """The folder, or the name on the hub, of a model of the same tokens from which the policy is kept close."""
     kl: float = 0.0
@@ -146,6 +167,8 @@ class Trainers:
     def __post_init__(self) -> None:
         if self.kl < 0 or (self.kl and self.reference is None):
             raise WrongArguments(f"kl is {self.kl}: it is 0 or more, and needs a model as reference")
+        if self.lora is not None and self.model is None:
+            raise WrongArguments("lora is for model, a folder of Hugging Face's")
         if (self.make_model is None) == (self.model is None):
             raise WrongArguments("trainers get either make_model, a function, or model, a folder of Hugging Face's")
         if self.model is None and self.tokenizer is None:

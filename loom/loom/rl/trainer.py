@@ -19,7 +19,8 @@ from loom.actor import concurrent_endpoint
 from loom.driver_api import Session
 from loom.errors import TrainingFailed
 from loom.rl.generation.interruptible_calls import LOOK_EVERY, begin
-from loom.rl.models import causal
+from loom.rl.generation.tensor_files import Final
+from loom.rl.models import adapters, causal
 from loom.rl.models.tokenizers import tokenizer_of
 from loom.rl.rollouts import Rollout
 from loom.rl.settings import TrainerRun, Trainers, Weights
@@ -247,6 +248,8 @@ class Trainer(TrainerActor):
         else:
             assert spec.model is not None
             model = causal.load(spec.model)
+            if spec.lora is not None:
+                adapters.add_adapters(model, spec.lora)
             if spec.checkpoint_activations:
                 causal.checkpoint_activations(model)
             if self.device.startswith("cuda"):
@@ -356,15 +359,20 @@ class Trainer(TrainerActor):
 
         run, members = self._run, self._spec.members
         with self._clock.measured("write_checkpoint") as began:
-            weights = causal.weights_of(model) if causal.is_causal(model) else model.state_dict()
+            final: Final = tensor_files.unchanged
+            weights = model.state_dict()
+            if causal.is_causal(model):
+                weights = causal.weights_of(model)
+            if self._spec.lora is not None:
+                weights, final = adapters.without_adapters(weights), adapters.merged(model)
             messages = run.weights is Weights.MESSAGES
             if messages and self._shard % members:  # the first of its group sends them
-                tensor_files.take_part(weights)
+                tensor_files.take_part(weights, final=final)
             elif messages:
-                whole = tensor_files.gathered(weights)
+                whole = tensor_files.gathered(weights, final=final)
                 self._announce(step, {name: one.to("cpu", copy=True) for name, one in whole})
             if self._shard < members and (not messages or step == run.steps):
-                self._write(model, weights, step)
+                self._write(model, weights, step, final)
                 if self._shard == 0:
                     write_ms = 1000 * (time.monotonic() - began)
                     tracing.event("ckpt.write.done", step=step, write_ms=write_ms)
@@ -372,17 +380,18 @@ class Trainer(TrainerActor):
                         self._announce(step)
         self._published = step
 
-    def _write(self, model: Any, weights: Mapping[str, Any], step: int) -> None:
+    def _write(self, model: Any, weights: Mapping[str, Any], step: int, final: Final) -> None:
         """Write weights to their folder: the first process does, the others of its group give it their parts."""
         from loom.rl.generation import tensor_files, weight_files
 
         folder = Path(self._run.folder) / "weights"
         dtype = "bfloat16" if self._bfloat16 else None
         if self._shard != 0 or weight_files.path_of(folder, step).exists():  # the step is made again
-            tensor_files.take_part(weights, dtype)
+            tensor_files.take_part(weights, dtype, final)
         elif causal.is_causal(model):
             config = causal.config_of(model, dtype or "float32")
-            weight_files.save(causal.with_names_of_files(model, weights, dtype), config, folder, step, dtype=dtype)
+            weights, final = causal.with_names_of_files(model, weights, dtype, final)
+            weight_files.save(weights, config, folder, step, dtype=dtype, final=final)
         else:
             config = {"model": type(model).__name__, **_own_config(model)}
             weight_files.save(weights, config, folder, step)

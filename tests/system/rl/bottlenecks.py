@@ -73,10 +73,10 @@ class WaitingTrainer(Trainer):
         time.sleep(each * rollouts * chance.uniform(0.8, 1.2))
         return super().loss_of(model, batch)
 
-    def _write(self, model: Any, weights: Mapping[str, Any], step: int) -> None:
+    def _write(self, model: Any, weights: Mapping[str, Any], step: int, final: Any) -> None:
         waits = self._spec.make_model.keywords  # type: ignore[union-attr]
         time.sleep(waits["write_s"] * random.Random(f"{waits['seed']} {step}").uniform(0.8, 1.2))
-        super()._write(model, weights, step)
+        super()._write(model, weights, step, final)
 
 
 def plain_model(

@@ -11,7 +11,7 @@ import torch
 
 import loom
 from loom.errors import TrainingFailed
-from loom.rl import Trainers
+from loom.rl import Lora, Trainers
 from loom.rl.generation import weight_files
 from tests.support.language_model import change_config, make_model
 from tests.system.rl.rollouts_by_hand import RecordingTrainer, losses, train, write_rollouts
@@ -33,12 +33,15 @@ def trained(job: loom.Job, folder: Path, model: Path, **settings: Any) -> tuple[
     return dict(losses(folder, members)), state
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_members_that_share_the_parameters_learn_the_same_as_one(job: loom.Job, tmp_path: Path, tied: bool) -> None:
-    model = make_model(tmp_path / "model", tied=tied)
+@pytest.mark.parametrize("kind", ["plain", "tied", "lora"])
+def test_members_that_share_the_parameters_learn_the_same_as_one(job: loom.Job, tmp_path: Path, kind: str) -> None:
+    model = make_model(tmp_path / "model", tied=kind == "tied")
+    adapters = {"lora": Lora(rank=4)} if kind == "lora" else {}
 
-    alone, weights = trained(job, tmp_path / "alone", model)
-    together, shared = trained(job, tmp_path / "together", model, members=2, checkpoint_activations=True)
+    alone, weights = trained(job, tmp_path / "alone", model, **adapters)
+    together, shared = trained(
+        job, tmp_path / "together", model, members=2, checkpoint_activations=True, checkpoint_every=2, **adapters
+    )
 
     assert alone.keys() == together.keys() == set(range(STEPS))
     assert together == pytest.approx(alone, abs=1e-4)

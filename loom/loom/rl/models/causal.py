@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.errors import WrongArguments
 from loom.extras import require
-from loom.rl.generation.tensor_files import gathered, whats_wrong
+from loom.rl.generation.tensor_files import Final, gathered, unchanged, whats_wrong
 from loom.rl.task import Tokenizer
 
 if TYPE_CHECKING:
@@ -153,19 +153,21 @@ def weights_of(model: Any) -> dict[str, Tensor]:
     return weights
 
 
-def with_names_of_files(model: Any, weights: Mapping[str, Tensor], dtype: str | None) -> Mapping[str, Tensor]:
+def with_names_of_files(
+    model: Any, weights: Mapping[str, Tensor], dtype: str | None, final: Final
+) -> tuple[Mapping[str, Tensor], Final]:
     """Return weights under the names that files of the model have, which may differ from those in memory.
 
-    For the few kinds of models with such names, all weights are gathered first, on the CPU.
+    For the few kinds of models with such names, all weights are gathered first, on the CPU, in their last form.
     """
     if getattr(model, "_weight_conversions", None) is None:
-        return weights
+        return weights, final
     from transformers.core_model_loading import revert_weight_conversion
 
     converted: Mapping[str, Tensor] = revert_weight_conversion(
-        model, {name: one.cpu() for name, one in gathered(weights, dtype)}
+        model, {name: one.cpu() for name, one in gathered(weights, dtype, final)}
     )
-    return converted
+    return converted, unchanged
 
 
 def _config_of_folder(path: str) -> Any:

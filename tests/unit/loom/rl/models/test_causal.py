@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import shutil
@@ -13,14 +14,15 @@ import torch
 
 pytest.importorskip("transformers")
 
-from loom.errors import WrongArguments
+from loom.errors import MissingDependency, WrongArguments
 from loom.rl.arithmetic import Characters
 from loom.rl.generation import weight_files
 from loom.rl.models import causal
+from loom.rl.models.adapters import add_adapters
 from loom.rl.models.tokenizers import tokenizer_of
 from loom.rl.policy_gradient import PolicyBatch, policy_loss, token_logprobs
 from loom.rl.rollouts import Rollout, RolloutStore, split
-from loom.rl.settings import TrainerRun, Trainers, Weights
+from loom.rl.settings import Lora, TrainerRun, Trainers, Weights
 from loom.rl.trainer import Trainer, Training
 from loom.train.settings import Batch
 from tests.support.language_model import END, PAD, SIZE, change_config, make_model, random_model
@@ -193,6 +195,50 @@ def test_parts_of_a_step_have_the_gradient_of_the_whole(folder: Path, tmp_path: 
     for gradient, entropy in found[1:]:
         torch.testing.assert_close(gradient, found[0][0], rtol=0, atol=1e-6)
         assert entropy == pytest.approx(found[0][1])
+
+
+@pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")])
+def test_adapters_alone_learn_and_are_published_merged(
+    folder: Path, tmp_path: Path, targets: tuple[str, ...]
+) -> None:
+    pytest.importorskip("peft")
+    trainer = Trainer(Trainers(model=folder, lora=Lora(rank=4, targets=targets)), run_in(tmp_path))
+    model = trainer.build()
+    learned = [name for name, one in model.named_parameters() if one.requires_grad]
+    for name, one in model.named_parameters():
+        if name in learned:
+            torch.nn.init.normal_(one, std=0.1)
+
+    trainer._publish(model, 0)
+
+    read = causal.load(weight_files.path_of(tmp_path / "weights", 0))
+    batch = PolicyBatch.of(ROLLOUTS, PAD)
+    found, own = token_logprobs(read, batch), token_logprobs(model, batch)
+    torch.testing.assert_close(found, own, rtol=0, atol=1e-5)
+    assert not torch.allclose(found, token_logprobs(causal.load(folder), batch), atol=1e-3)
+    assert all("lora_" in name for name in learned)
+    assert len(learned) == 2 * 2 * (len(targets) or 7)
+
+
+def test_adapters_for_modules_that_are_not_there_are_refused(folder: Path) -> None:
+    pytest.importorskip("peft")
+
+    with pytest.raises(WrongArguments, match=r"takes no adapters at \['none'\]"):
+        add_adapters(causal.load(folder), Lora(targets=("none",)))
+
+
+def test_adapters_without_peft_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(MissingDependency, match=r"needs peft, not .*'monarch-loom\[lora\]'"):
+        add_adapters(None, Lora())
+
+
+def test_adapters_without_a_rank_or_a_model_are_refused() -> None:
+    with pytest.raises(WrongArguments, match="a rank from 1"):
+        Lora(rank=0)
+    with pytest.raises(WrongArguments, match="lora is for model"):
+        Trainers(lambda: None, Characters(), lora=Lora())
 
 
 def refusal(path: Path, tokenizer: Path) -> str:
