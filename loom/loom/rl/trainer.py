@@ -29,13 +29,15 @@ from loom.train.checkpoints.store import CheckpointStore
 from loom.train.controller.controller import Controller
 from loom.train.controller.summaries import JobSummary
 from loom.train.model import adamw, sgd
-from loom.train.settings import Batch
+from loom.train.settings import Batch, Timeouts
 from loom.train.spec import JobSpec
 from loom.train.trainer import TrainerActor
 
 CHECKPOINTS = "checkpoints"
 NAME = "trainer"
 """The name of the job: ``trainer_0``, ``trainer_1``, … are its replicas."""
+LARGE_MODEL = 120.0
+"""Seconds in which the members of a group read a model of Hugging Face, or compute it, one later than the other."""
 CLOSE_TIMEOUT = 30.0
 """Seconds in which the trainers' processes are told to end."""
 ANSWER_TIMEOUT = 1.0
@@ -73,6 +75,7 @@ class Training:
                 "members": spec.members,
                 "parallel": spec.parallel,
                 "backend": "nccl" if spec.gpus else "gloo",
+                "timeouts": Timeouts() if spec.model is None else Timeouts(collective=LARGE_MODEL),
                 "steps": run.steps,
                 "config": spec.config,
                 "checkpoints": str(self._checkpoints),
@@ -258,6 +261,8 @@ class Trainer(TrainerActor):
             from loom.train.loop.training_state import placed
 
             reference = causal.load(spec.reference).requires_grad_(False)
+            if self._bfloat16:
+                reference = reference.bfloat16()
             self._reference = placed(reference, self, spec.members if spec.parallel == "fsdp" else 1)
         return model
 

@@ -60,7 +60,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     _check_kind(path, _config_of_folder(path))
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
         model, found = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
     except Exception as error:

@@ -150,10 +150,11 @@ class TrainingLoop:
             report.ending = leave.ending
         except NoPeers as error:
             report.ending, report.error = Ending.NO_PEERS, str(error)
-        except WrongArguments as error:
+        except (WrongArguments, torch.OutOfMemoryError) as error:
             # Once it has made a step, its arguments were good.
             report.ending = Ending.REFUSED if report.first_step_at is None else Ending.FAILED
-            report.error = f"{type(error).__name__}: {error}"
+            reason = f"{self._trainer.device} is too small: " if isinstance(error, torch.OutOfMemoryError) else ""
+            report.error = f"{type(error).__name__}: {reason}{error}"
         except Exception:  # noqa: BLE001 - the job decides what follows
             report.ending, report.error = Ending.FAILED, traceback.format_exc(limit=-8)
             if not process_ends():

@@ -14,9 +14,10 @@ from loom.train import Averaging, Batch, FaultTolerantJob, LiveConfig, TrainerRe
 from loom.train.loop.agreement import OF_BATCHES, AgreedConfig
 from loom.train.loop.averaging import SharedSteps, StepExchange
 from loom.train.loop.data_feed import DataFeed
+from loom.train.loop.loop import TrainingLoop
 from loom.train.loop.training_state import TrainingState, plain, whole
 from loom.train.model import TrainerModel, adamw
-from loom.train.settings import Restore
+from loom.train.settings import Ending, Restore
 from loom.train.spec import Assignment
 
 
@@ -223,3 +224,27 @@ def test_torchdatas_loader_goes_on() -> None:
 
     assert first == [[0, 1], [2, 3]]
     assert [made[1].item(step, 0).tolist() for step in range(2)] == [[4, 5], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (WrongArguments("there is no such model"), "WrongArguments: there is no such model"),
+        (torch.OutOfMemoryError("tried to allocate"), "OutOfMemoryError: cpu is too small: tried to allocate"),
+    ],
+)
+def test_arguments_that_are_wrong_are_so_only_until_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    loop = TrainingLoop(Line(), state_of(Line()).assignment, 0)
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(loop, "_train", fail)
+    first = loop.run()
+    loop._report.first_step_at = 1.0
+    later = loop.run()
+
+    assert (first.ending, later.ending) == (Ending.REFUSED, Ending.FAILED)
+    assert first.error == later.error == told
