@@ -4,9 +4,7 @@ import './app.css';
 import { mount } from 'svelte';
 
 import App from './App.svelte';
-import { loadViewsLater } from './lib/later';
 import { store } from './lib/page';
 
 mount(App, { target: document.getElementById('page')! });
 store.begin();
-loadViewsLater();

@@ -36,7 +36,6 @@ export async function openPage(hash: string, message: Incoming, scope: Scope): P
   location.hash = hash;
   const { store } = await import('../src/lib/page');
   const { default: App } = await import('../src/App.svelte');
-  await (await import('../src/lib/later')).loadViews();
   store.identity = { user: 'ada', name: 'ada', scope, expires: null };
   store.signedIn = true;
   store.link = { state: 'open', since: Date.now(), reason: '' };
