@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 
 import { loadPast, NO_PAST } from '../src/lib/past';
 import type { loadCurves } from '../src/lib/runs.svelte';
-import { alone, joined, lossName, NO_POINTS, pointsOf, Series, withGaps, type Points } from '../src/lib/series';
+import { joined, lossName, NO_POINTS, pointsOf, Series, withGaps, type Points } from '../src/lib/series';
 import type { CurveSection, Run } from '../src/lib/types';
 import { run } from './objects';
 
@@ -71,13 +71,6 @@ describe('a gap', () => {
     const { times: found, values } = withGaps(at(times));
     expect([...found]).toEqual(expected);
     expect([...values].map(Number.isNaN)).toEqual(expected.map((time) => !times.includes(time)));
-  });
-
-  it('leaves points alone that no line is drawn to', () => {
-    expect(alone([])).toEqual([]);
-    expect(alone([7])).toEqual([0]);
-    expect(alone([1, 2])).toEqual([]);
-    expect(alone([1, null, 2, 3, null, 4, NaN, 5])).toEqual([0, 5, 7]);
   });
 });
 

@@ -113,10 +113,10 @@ def test_a_cell_opens_its_replica_by_mouse_and_by_keyboard(seen: Tab) -> None:
 def test_a_curve_is_zoomed_and_zoomed_out_again(seen: Tab, trained: Fitting) -> None:
     page = seen.page
     seen.open(f"replicas/{trained.replicas[0]}")
-    curve = page.get_by_role("img", name=re.compile("^loss over time")).locator(".u-over")
-    curve.hover(position={"x": 60, "y": 40})
+    curve = page.get_by_role("img", name=re.compile("^loss by time"))
+    curve.hover(position={"x": 118, "y": 40})
     page.mouse.down()
-    curve.hover(position={"x": 160, "y": 40})
+    curve.hover(position={"x": 218, "y": 40})
     page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
     with page.expect_request(re.compile(r"metrics/loss\?.*until=")):
         page.mouse.up()

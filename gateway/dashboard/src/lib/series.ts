@@ -119,12 +119,6 @@ export function withGaps(points: Points): Points {
   return found.length === times.length ? points : { times: Float64Array.from(found, ([time]) => time), values: Float64Array.from(found, ([, value]) => value) };
 }
 
-/** Return the places of the points that no line is drawn to: those alone between two gaps. */
-export function alone(values: ArrayLike<number | null | undefined>): number[] {
-  const there = (at: number): boolean => values[at] != null && !Number.isNaN(values[at]);
-  return Array.from({ length: values.length }, (_, at) => at).filter((at) => there(at) && !there(at - 1) && !there(at + 1));
-}
-
 /** Return the name of the loss among those of metrics: `loss`, or else the first one like it. */
 export function lossName(names: readonly string[]): string | null {
   return names.find((name) => name === 'loss') ?? names.find((name) => name.toLowerCase().includes('loss')) ?? null;
