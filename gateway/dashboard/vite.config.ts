@@ -3,7 +3,7 @@ import { defineConfig } from 'vitest/config';
 
 export default defineConfig({
   base: './', // the page works under any prefix
-  plugins: [svelte({ compilerOptions: { css: 'external' } })],
+  plugins: [svelte({ compilerOptions: { css: 'external', cssHash: ({ hash, filename }) => `s${hash(filename)}` } })], // short: elements have it by the hundred
   build: {
     outDir: '../loom_gateway/dashboard/static',
     emptyOutDir: true,

@@ -3,6 +3,7 @@
 import { shortName } from './format';
 import { formatRoute } from './route';
 import { trouble } from './runtable';
+import { grouped } from './sets';
 import type { DeviceInfo, Run, WeaverStatus } from './types';
 
 const RECENT = 24 * 3600; // seconds for which a crash is news
@@ -81,14 +82,7 @@ function ofDevices(devices: readonly DeviceInfo[]): Concern[] {
 }
 
 function drained(replicas: Iterable<Member>): Concern[] {
-  const groups = new Map<string, Member[]>();
-  for (const one of replicas)
-    if (one.state === 'draining') {
-      const known = groups.get(one.group);
-      if (known) known.push(one);
-      else groups.set(one.group, [one]);
-    }
-  return [...groups].map(([group, members]) => ({
+  return [...grouped([...replicas].filter((one) => one.state === 'draining'), (one) => one.group)].map(([group, members]) => ({
     key: `drained ${group}`,
     what: 'drains',
     tone: 'warning',

@@ -1,6 +1,7 @@
 /** Lanes: of what the steps of replicas consist, by their metrics `time/…`, and who waits for whom. */
 
 import { isolate, percent, shortName, toNumber } from './format';
+import { grouped } from './sets';
 import type { Replica } from './store/replicas';
 import { ENDED, type MetricValue } from './types';
 
@@ -165,13 +166,7 @@ const OBJECTS = new Map([['batch', 'batches'], ['policy', 'weights']]);
 
 /** Return the sentence that says which jobs' replicas wait, and for what. */
 export function sentenceOf(reporters: readonly Reporter[]): string {
-  const jobs = new Map<string, Reporter[]>();
-  for (const one of reporters) {
-    const members = jobs.get(one.replica.job);
-    if (members) members.push(one);
-    else jobs.set(one.replica.job, [one]);
-  }
-  const waiting = [...jobs.values()]
+  const waiting = [...grouped(reporters, (one) => one.replica.job).values()]
     .map((members) => ({ members, share: members.reduce((sum, one) => sum + one.share, 0) / members.length }))
     .filter(({ share }) => share > NOTABLE)
     .sort((one, other) => other.share - one.share)

@@ -1,6 +1,7 @@
 /** The list of runs, loaded by REST while a view shows it: when runs change, and the living ones every few seconds. */
 
 import { store } from './page';
+import { regularly } from './regularly';
 import { shown } from './shown.svelte';
 import type { Run, RunCurves, RunDetails } from './types';
 
@@ -50,12 +51,12 @@ class Runs {
         void this.load();
       });
     });
-    const timer = setInterval(() => {
-      if (!document.hidden && this.list.some((one) => one.state === 'running')) void this.load('running');
-    }, EVERY);
+    const stopLooking = regularly(EVERY, () => {
+      if (this.list.some((one) => one.state === 'running')) void this.load('running');
+    });
     this.#stop = () => {
       stopFollowing();
-      clearInterval(timer);
+      stopLooking();
     };
   }
 

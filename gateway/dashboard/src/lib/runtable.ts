@@ -1,6 +1,7 @@
 /** The table of runs: its columns, order and groups. */
 
 import { lossName } from './series';
+import { grouped } from './sets';
 import type { Run } from './types';
 import { FIELDS, isField, keysOf, metricOf, metricValue, valueOf, type Keys } from './runvalues';
 
@@ -98,14 +99,7 @@ export interface RunGroup {
 
 /** Return the runs in groups by the value of a key. The groups have the order of their first runs. */
 export function groupRuns(runs: readonly Run[], key: string, now: number): RunGroup[] {
-  const groups = new Map<string, RunGroup>();
-  for (const run of runs) {
-    const value = textOf(valueOf(run, key, now));
-    const known = groups.get(value);
-    if (known) known.runs.push(run);
-    else groups.set(value, { value, runs: [run] });
-  }
-  return [...groups.values()];
+  return [...grouped(runs, (run) => textOf(valueOf(run, key, now)))].map(([value, members]) => ({ value, runs: members }));
 }
 
 /** Return the mean and the best value of a numeric column over runs, of its finite values. */

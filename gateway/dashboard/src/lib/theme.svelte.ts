@@ -1,5 +1,7 @@
 /** Light and dark: the browser's preference, or the user's choice; and the colours of canvases. */
 
+import { keep, kept } from './kept';
+
 export type Choice = 'auto' | 'light' | 'dark';
 
 const KEPT = 'loom.theme';
@@ -17,11 +19,7 @@ class Theme {
 
   choose(choice: Choice): void {
     this.choice = choice;
-    try {
-      localStorage.setItem(KEPT, choice);
-    } catch {
-      // A sandboxed frame has no storage: the choice lasts until the page is closed.
-    }
+    keep(KEPT, choice);
     this.#show();
   }
 
@@ -54,12 +52,8 @@ class Theme {
 }
 
 function read(): Choice {
-  try {
-    const kept = localStorage.getItem(KEPT);
-    return kept === 'light' || kept === 'dark' ? kept : 'auto';
-  } catch {
-    return 'auto';
-  }
+  const choice = kept(KEPT);
+  return choice === 'light' || choice === 'dark' ? choice : 'auto';
 }
 
 export const theme = new Theme();
