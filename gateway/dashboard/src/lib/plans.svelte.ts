@@ -1,6 +1,8 @@
 /** Plans of faults: checked and carried out by the gateway, and followed while they are shown. */
 
 import { GatewayError, type Gateway } from './api';
+import { Attempt } from './attempt.svelte';
+import { regularly } from './regularly';
 
 const EVERY = 1000; // milliseconds between two looks at a run
 
@@ -67,16 +69,15 @@ export function rangeOf(text: string, line: number): [number, number] {
   return [start, start + lines[at]!.length];
 }
 
-export class PlanRunner {
+/** The error says why a plan was refused. */
+export class PlanRunner extends Attempt {
   run = $state.raw<PlanInfo | null>(null);
   checked = $state.raw<PlanChecked | null>(null);
-  /** Why the plan was refused, or why the run is not seen. */
-  error = $state<string | null>(null);
-  busy = $state(false);
 
   #gateway: Gateway;
 
   constructor(gateway: Gateway) {
+    super();
     this.#gateway = gateway;
   }
 
@@ -84,7 +85,7 @@ export class PlanRunner {
   watch(): () => void {
     let looking = false;
     const look = async (): Promise<void> => {
-      if (looking || document.hidden || (this.run && this.run.state !== 'running')) return;
+      if (looking || (this.run && this.run.state !== 'running')) return;
       looking = true;
       try {
         if (this.run) await this.#load(this.run.id);
@@ -98,20 +99,19 @@ export class PlanRunner {
       }
     };
     void look();
-    const timer = setInterval(() => void look(), EVERY);
-    return () => clearInterval(timer);
+    return regularly(EVERY, () => void look());
   }
 
   async check(text: string): Promise<void> {
     this.checked = null;
-    await this.#do(async () => {
+    await this.make(async () => {
       this.checked = await this.#gateway.request<PlanChecked>('POST', 'weaver/plans/check', { text });
     });
   }
 
   async begin(text: string): Promise<void> {
     this.checked = null;
-    await this.#do(async () => {
+    await this.make(async () => {
       this.run = await this.#gateway.request<PlanInfo>('POST', 'weaver/plans', { text });
     });
   }
@@ -119,7 +119,7 @@ export class PlanRunner {
   async cancel(): Promise<void> {
     const { run } = this;
     if (!run) return;
-    await this.#do(async () => {
+    await this.make(async () => {
       this.run = await this.#gateway.request<PlanInfo>('DELETE', `weaver/plans/${run.id}`);
     });
   }
@@ -131,17 +131,5 @@ export class PlanRunner {
 
   async #load(id: string): Promise<void> {
     this.run = await this.#gateway.request<PlanInfo>('GET', `weaver/plans/${id}`);
-  }
-
-  async #do(what: () => Promise<void>): Promise<void> {
-    this.busy = true;
-    this.error = null;
-    try {
-      await what();
-    } catch (error) {
-      this.error = (error as Error).message;
-    } finally {
-      this.busy = false;
-    }
   }
 }
