@@ -45,17 +45,23 @@ export async function takeProfile(gateway: Gateway, replica: string): Promise<Pr
   return await gateway.request<Profile>('GET', `weaver/replicas/${encodeURIComponent(replica)}/profile?seconds=${SECONDS}`);
 }
 
+/** Return the calls of each of some folded stacks, and its samples. */
+function stacksOf(folded: string): [names: string[], samples: number][] {
+  return folded.split('\n').flatMap((line): [string[], number][] => {
+    const at = line.lastIndexOf(' ');
+    const samples = Number(line.slice(at + 1));
+    return at > 0 && samples > 0 ? [[line.slice(0, at).split(';'), samples]] : [];
+  });
+}
+
 /** Return the lines of folded stacks as one tree; its root stands for all of them. */
 export function readFolded(folded: string): Call {
   const root: Call = { name: 'all', samples: 0, calls: [] };
   const known = new Map<Call, Map<string, Call>>();
-  for (const line of folded.split('\n')) {
-    const at = line.lastIndexOf(' ');
-    const samples = Number(line.slice(at + 1));
-    if (at <= 0 || !(samples > 0)) continue;
+  for (const [names, samples] of stacksOf(folded)) {
     let call = root;
     root.samples += samples;
-    for (const name of line.slice(0, at).split(';')) {
+    for (const name of names) {
       let there = known.get(call);
       if (!there) known.set(call, (there = new Map()));
       let next = there.get(name);
@@ -96,11 +102,7 @@ export function layOut(root: Call, zoom: readonly Call[]): Box[] {
 /** Return the functions, the one with the most samples first. A recursive function counts once for each sample. */
 export function functionTimes(folded: string): FunctionTime[] {
   const found = new Map<string, FunctionTime>();
-  for (const line of folded.split('\n')) {
-    const at = line.lastIndexOf(' ');
-    const samples = Number(line.slice(at + 1));
-    if (at <= 0 || !(samples > 0)) continue;
-    const names = line.slice(0, at).split(';');
+  for (const [names, samples] of stacksOf(folded)) {
     for (const name of new Set(names)) {
       const one = found.get(name) ?? { name, total: 0, own: 0 };
       one.total += samples;

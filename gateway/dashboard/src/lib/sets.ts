@@ -10,9 +10,10 @@ export function grouped<T, K>(things: Iterable<T>, keyOf: (thing: T) => K): Map<
   return groups;
 }
 
-/** Return a set with a thing that it lacks, or without it. */
-export function toggled<T>(things: ReadonlySet<T>, thing: T): ReadonlySet<T> {
+/** Return a set with some things, or without them if it has them all. */
+export function toggled<T>(things: ReadonlySet<T>, some: readonly T[]): Set<T> {
   const changed = new Set(things);
-  if (!changed.delete(thing)) changed.add(thing);
+  const every = some.every((one) => changed.has(one));
+  for (const one of some) changed[every ? 'delete' : 'add'](one);
   return changed;
 }
