@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 from tests.benchmarks import (
     analyze,
     calls,
+    engines,
     gpus,
     handshakes,
     lanes,
@@ -364,6 +365,21 @@ def measure_weaver(
     """Reports and replicas that the weaver can take, and how soon a command is applied and a death noticed."""
     plan = weaver.WeaverPlan(rounds, seconds, replicas=tuple(replicas or weaver.WeaverPlan.replicas))
     _report(lambda say: weaver.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("engines")
+def measure_engines(
+    rounds: Rounds = engines.EnginesPlan.rounds,
+    gigabytes: Annotated[float, typer.Option(min=0.01, max=20, help="GB of the weights that are loaded.")] = (
+        engines.EnginesPlan.gigabytes
+    ),
+    as_json: Json = False,
+    check: Check = False,
+    write: Write = None,
+) -> None:
+    """What Loom adds to a vLLM server: completions through it, and a pause for weights."""
+    plan = engines.EnginesPlan(rounds, gigabytes=gigabytes)
+    _report(lambda say: engines.measure(plan, _command(), say), as_json, check, write)
 
 
 @app.command("analyze")

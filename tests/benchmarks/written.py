@@ -47,6 +47,8 @@ BUDGETS = {
     "successor of a group that was cut off": Budget("at most", 3.0),
     "analysis of 1 GB of log": Budget("at most", 60.0),
     "memory of an analysis": Budget("at most", 256.0),
+    "completions through Loom": Budget("at most", 1.03),
+    "pause for weights": Budget("at most", 1.2),
     "order beside a full pool": Budget("at most", 0.05),
     "order beside a full accept queue": Budget("at most", 0.05),
     "order beside a busy event loop": Budget("at most", 0.05),
