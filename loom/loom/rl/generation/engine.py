@@ -8,7 +8,7 @@ import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import torch
@@ -101,13 +101,20 @@ class Engine:
         return self._thread.is_alive() and not self._closed
 
     def open(
-        self, prompts: Sequence[TextOrTokens], n: int = 1, sampling: Sampling | None = None, *, whole: bool = False
+        self,
+        prompts: Sequence[TextOrTokens],
+        n: int = 1,
+        sampling: Sampling | None = None,
+        *,
+        whole: bool = False,
+        shorten: bool = False,
     ) -> CompletionStream:
         """Begin ``n`` completions of each prompt; return what they are read from, in the running event loop.
 
         Args:
             sampling: how tokens are drawn.
             whole: whether only whole completions are wanted, and no pieces.
+            shorten: whether ``max_tokens`` is a default, of which the model's length may leave less.
 
         Raises:
             WrongArguments: the request exceeds a limit; the text says which.
@@ -120,7 +127,10 @@ class Engine:
                 f"Loom's own engine has no {', '.join(sorted(sampling.others))}; other engines may"
             )
         stops = self._stops(sampling.stop) if sampling.stop else None
-        encoded = [self._encoded(prompt, sampling.max_tokens) for prompt in prompts for _ in range(n)]
+        encoded = [
+            self._encoded(prompt, 1 if shorten else sampling.max_tokens) for prompt in prompts for _ in range(n)
+        ]
+        longest = getattr(self._model, "longest", None) if shorten else None
         stream = CompletionStream(self, [prompt for prompt in prompts for _ in range(n)], whole)
         with self._changed:
             if self._closed:
@@ -133,7 +143,8 @@ class Engine:
             for index, tokens in enumerate(encoded):
                 seed = f"{self._seed}+{self._count}" if sampling.seed is None else f"{sampling.seed}/{index}"
                 self._count += 1
-                row = Row(tokens, sampling, random.Random(seed), stops)
+                most = sampling.max_tokens if longest is None else min(sampling.max_tokens, longest - len(tokens))
+                row = Row(tokens, replace(sampling, max_tokens=most), random.Random(seed), stops)
                 stream.rows.append(row)
                 self._queue.append((row, stream))
             self._changed.notify_all()

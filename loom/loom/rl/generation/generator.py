@@ -38,7 +38,7 @@ class Generator(Actor):
         model: the folder of a Hugging Face model, or its name on the hub, instead of ``make_model``.
         gpus: GPUs of the engine, its own; 0 for those that the process sees.
         slot: number of the generator among those of its host, which decides on its GPUs.
-        name: of the engine's log in the folder.
+        log: name of the engine's log in the folder, without its ending.
         max_tokens: tokens of a completion, if a request does not say.
         temperature: by which logits are divided, if a request does not say.
         sampling: other fields of requests that do not say, such as ``top_p``.
@@ -59,7 +59,7 @@ class Generator(Actor):
         model: str | None = None,
         gpus: int = 0,
         slot: int = 0,
-        name: str = "generator",
+        log: str = "generator",
         max_tokens: int = 64,
         temperature: float = 1.0,
         sampling: Mapping[str, Any] | None = None,
@@ -82,7 +82,7 @@ class Generator(Actor):
         self._default = limits.checked(Sampling(max_tokens, temperature).with_fields(sampling or {}))
         place = None if folder is None else Path(folder)
         settings = EngineSettings(
-            kind, make_model, tokenizer, model, limits, seed + rank, place, name, gpus, slot + rank
+            kind, make_model, tokenizer, model, limits, seed + rank, place, log, gpus, slot + rank
         )
         self._engine: InferenceEngine = make_engine(settings, options)
         self._serving: Serving | None = None

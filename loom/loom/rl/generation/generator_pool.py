@@ -257,7 +257,7 @@ class GeneratorPool:
         }
         if spec.model is not None or spec.kind is not EngineKind.LOOM:
             model = None if spec.model is None else os.fspath(spec.model)
-            place = {"name": f"generator_{number}", "slot": number // hosts, "gpus": spec.gpus}
+            place = {"log": f"generator_{number}", "slot": number // hosts, "gpus": spec.gpus}
             own = {**own, "engine": spec.kind.value, "model": model, **place}
         return {**own, "seed": spec.seed + number, "folder": str(self._folder), **spec.options}
 

@@ -107,7 +107,7 @@ class GeneratorRequests:
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
-            "stop": list(sampling.stop),
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
             "seed": sampling.seed,
             "stream": True,
             "logprobs": 1,

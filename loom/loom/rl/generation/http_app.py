@@ -9,7 +9,7 @@ import contextlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -180,16 +180,26 @@ def _add_weights(app: FastAPI, service: GenerationService) -> None:
     @app.post(UPDATE)
     async def update_weights(request: Request) -> Response:
         asked = parse(await _body(request, MAX_UPDATE), UpdateRequest)
-        step = asked.step
-        if asked.path is None and step is None:
+        step, named = asked.step, asked.path or asked.weight_dir
+        if named is None and step is None:
             raise ApiError(400, "say the path of the weights, or their step", param="path")
-        path = None if asked.path is None else service.updates.inside(asked.path)
+        path = None if named is None else service.updates.inside(named)
         if step is None:
             assert path is not None
             step = weights.step_of(path)
             if step is None:
                 raise ApiError(400, f"say the step of the weights, which {path.name!r} does not", param="step")
         return JSONResponse(await asyncio.to_thread(service.updates.update, step, path))
+
+    @app.post("/pause")
+    async def pause() -> Response:
+        await asyncio.to_thread(service.engine.pause)
+        return JSONResponse({"status": "paused"})
+
+    @app.post("/resume")
+    async def resume() -> Response:
+        service.engine.resume()
+        return JSONResponse({"status": "resumed"})
 
     @app.post(RELOAD)
     async def reload_weights(request: Request) -> Response:
@@ -202,13 +212,16 @@ def _add_completions(app: FastAPI, service: GenerationService) -> None:
         asked = parse(await _body(request, MAX_BODY), CompletionRequest)
         if asked.logprobs not in (None, 0, 1):
             raise ApiError(400, "logprobs is 0 or 1: those of the tokens that were drawn", param="logprobs")
-        sampling = replace(service.default, seed=asked.seed)
-        if asked.max_tokens is not None:
-            sampling = replace(sampling, max_tokens=asked.max_tokens)
-        if asked.temperature is not None:
-            sampling = replace(sampling, temperature=asked.temperature)
-        stream = service.engine.open(asked.prompts, asked.n, sampling, whole=not asked.stream)
-        answers = CompletionAnswers.to(asked)
+        if asked.stream and asked.stop:
+            raise ApiError(400, "stop is not supported in streams", param="stop", code="unsupported_parameter")
+        stream = service.engine.open(
+            asked.prompts,
+            asked.n,
+            service.default.with_fields(asked.sampling),
+            whole=not asked.stream,
+            shorten=asked.max_tokens is None,
+        )
+        answers = CompletionAnswers.to(asked, service.engine.tokenizer)
         if asked.stream:
             return _Pieces(stream, _events(stream, answers, service.engine.tokenizer))
         async with stream:

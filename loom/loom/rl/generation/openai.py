@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +15,7 @@ from loom.errors import CheckpointBroken, Denied, LimitReached, LoomError, Wrong
 
 if TYPE_CHECKING:
     from loom.rl.generation.completions import Completion, TextOrTokens
+    from loom.rl.generation.decoding import TextTokenizer
 
 MODEL = "policy"
 """The name of a generator's only model. A request may name another one, and gets this."""
@@ -21,16 +23,31 @@ MODEL = "policy"
 _Model = TypeVar("_Model", bound=BaseModel)
 
 _IGNORED_AT: dict[str, tuple[object, ...]] = {
+    "add_special_tokens": (None, True, False),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
     "best_of": (None, 1),
     "echo": (None, False),
     "frequency_penalty": (None, 0),
+    "ignore_eos": (None, False),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1),
     "logit_bias": (None, {}),
+    "min_tokens": (None, 0),
     "presence_penalty": (None, 0),
-    "stop": (None, "", []),
+    "priority": (None, 0),
+    "prompt_logprobs": (None,),
+    "repetition_penalty": (None, 1),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True, False),
+    "stop_token_ids": (None, []),
     "suffix": (None, ""),
-    "top_p": (None, 1),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
 }
-"""Fields of OpenAI's that a generator does not have, and the values at which that makes no difference."""
+"""Fields of OpenAI's and vLLM's that a generator lacks, and the values at which that makes no difference."""
+_OF_CACHES = ("cache_salt", "request_id", "session_id", "user")
+"""Fields that name a request, or part caches from each other: a generator has no cache of prompts."""
 
 
 class ApiError(Exception):
@@ -78,7 +95,17 @@ class CompletionRequest(BaseModel):
     """0 or 1: the log probability of each token that was drawn is in the answer."""
     return_token_ids: bool = False
     """True if the answer has the tokens of prompts and completions, too."""
-    user: str | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    stop: str | list[str] | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields of the sampling that the request has."""
+        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {**found, "seed": self.seed, **({"stop": self.stop} if self.stop else {})}
 
     @property
     def prompts(self) -> list[TextOrTokens]:
@@ -95,6 +122,8 @@ class UpdateRequest(BaseModel):
 
     path: str | None = None
     """The folder of the weights. A relative one is in the folder of all weights."""
+    weight_dir: str | None = None
+    """The same, as prime-rl names it."""
     step: int | None = None
     """The step of the weights; without it that of the path's name."""
 
@@ -108,9 +137,12 @@ def parse(body: bytes, model: type[_Model]) -> _Model:
     if not isinstance(found, dict):
         raise ApiError(400, "the body is no JSON object")
     if model is CompletionRequest:
+        for name in _OF_CACHES:
+            found.pop(name, None)
         for name, harmless in _IGNORED_AT.items():
-            if name in found and found.pop(name) not in harmless:
+            if name in found and not any(found[name] == one for one in harmless):
                 raise ApiError(400, f"{name} is not supported here", param=name, code="unsupported_parameter")
+            found.pop(name, None)
     try:
         return model.model_validate(found)
     except ValidationError as error:
@@ -125,12 +157,13 @@ class CompletionAnswers:
     """Builds the answers to one request."""
 
     request: CompletionRequest
+    tokenizer: TextTokenizer
     id: str
     created: int
 
     @classmethod
-    def to(cls, request: CompletionRequest) -> CompletionAnswers:
-        return cls(request, f"cmpl-{uuid.uuid4().hex}", int(time.time()))
+    def to(cls, request: CompletionRequest, tokenizer: TextTokenizer) -> CompletionAnswers:
+        return cls(request, tokenizer, f"cmpl-{uuid.uuid4().hex}", int(time.time()))
 
     def whole(self, completions: list[Completion]) -> dict[str, object]:
         """Return the answer that has all completions."""
@@ -143,7 +176,7 @@ class CompletionAnswers:
         """Return a chunk of a stream; ``done`` is the whole completion, if this is its last piece."""
         choice: dict[str, object] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self.request.logprobs is not None:
-            choice["logprobs"] = {"token_logprobs": logprobs}
+            choice["logprobs"] = self._logprobs(tokens, logprobs)
         if self.request.return_token_ids:
             choice["token_ids"] = tokens
         if done is not None:
@@ -164,11 +197,18 @@ class CompletionAnswers:
             "weights_step": completion.weights_step,
         }
         if self.request.logprobs is not None:
-            choice["logprobs"] = {"token_logprobs": completion.logprobs}
+            choice["logprobs"] = self._logprobs(completion.tokens, completion.logprobs)
         if self.request.return_token_ids:
             choice["token_ids"] = completion.tokens
             choice["prompt_token_ids"] = completion.prompt_tokens
         return choice
+
+    def _logprobs(self, tokens: list[int], logprobs: list[float]) -> dict[str, object]:
+        """Return the log probabilities of the tokens that were drawn, and of no others."""
+        texts = [self.tokenizer.decode([token]) for token in tokens]
+        offsets = [0, *accumulate(map(len, texts))][: len(texts)]
+        tops = [{text: logprob} for text, logprob in zip(texts, logprobs, strict=True)]
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
     def _object(self, choices: list[dict[str, object]], used: dict[str, int] | None = None) -> dict[str, object]:
         head = {"id": self.id, "object": "text_completion", "created": self.created, "model": MODEL}

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 MODEL, CONFIG = "model.safetensors", "config.json"
+INDEX = "model.safetensors.index.json"
+"""The file that says, in a folder whose tensors lie in several files, which one has which."""
 
 _OWN = "_loom"
 """The key of `CONFIG` under which the size and the checksum of `MODEL` are."""
@@ -109,7 +111,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mapping[str, 
     if reason := whats_wrong(path, checksum=True):
         raise CheckpointBroken(f"the weights {path} are not whole: {reason}")
     try:
-        state = load_file(path / MODEL)
+        state = {name: one for file in model_files(path) for name, one in load_file(file).items()}
         config = json.loads((path / CONFIG).read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointBroken(f"the weights {path} cannot be read: {error}") from error
@@ -147,8 +149,9 @@ def whats_wrong(path: str | os.PathLike[str], *, checksum: bool = False) -> str 
             return "there is no such folder"
         config = json.loads((path / CONFIG).read_bytes())
         own = config.get(_OWN, {})
-        if reason := tensor_files.whats_wrong(path / MODEL, own.get("bytes")):
-            return reason
+        for file in model_files(path):
+            if reason := tensor_files.whats_wrong(file, own.get("bytes")):
+                return reason
         if checksum and "crc32" in own and _checksum(path / MODEL) != own["crc32"]:
             return f"{MODEL} is not what was written: its checksum differs"
     except FileNotFoundError as error:
@@ -156,6 +159,22 @@ def whats_wrong(path: str | os.PathLike[str], *, checksum: bool = False) -> str 
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         return f"it cannot be read: {error}"
     return None
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files with a folder's tensors: one, or those of Hugging Face's index.
+
+    Raises:
+        OSError: the index cannot be read.
+        ValueError: it is no JSON.
+        KeyError: it names no files.
+    """
+    if not (folder / INDEX).exists():
+        return [folder / MODEL]
+    names: Mapping[str, str] = json.loads((folder / INDEX).read_bytes())["weight_map"]
+    if any(Path(name).name != name for name in names.values()):
+        raise ValueError(f"{INDEX} names a file that is not in the folder")
+    return [folder / name for name in sorted(set(names.values()))]
 
 
 def _steps(folder: str | os.PathLike[str]) -> list[int]:

@@ -103,7 +103,12 @@ def test_a_completion_has_openais_form(server: Server) -> None:
         {
             "index": 0,
             "text": expected.text,
-            "logprobs": {"token_logprobs": expected.logprobs},
+            "logprobs": {
+                "tokens": [*expected.text],
+                "token_logprobs": expected.logprobs,
+                "top_logprobs": [{one: p} for one, p in zip(expected.text, expected.logprobs, strict=True)],
+                "text_offset": [0, 1, 2, 3, 4],
+            },
             "finish_reason": "length" if expected.truncated else "stop",
             "weights_step": 0,
             "token_ids": expected.tokens,
@@ -160,8 +165,11 @@ def test_the_model_has_a_name(server: Server) -> None:
         ({"prompt": "a", "max_tokens": 51}, 400, None, "max_tokens is a whole number from 1 to 50, not 51"),
         ({"prompt": "a", "max_tokens": "9"}, 400, "max_tokens", "valid integer"),
         ({"prompt": "a", "temperature": -1}, 400, None, "temperature is a number from 0"),
-        ({"prompt": "a", "top_p": 0.5}, 400, "top_p", "not supported"),
-        ({"prompt": "a", "stop": ["b"]}, 400, "stop", "not supported"),
+        ({"prompt": "a", "top_p": 0}, 400, None, "top_p is a number above 0 to 1, not 0"),
+        ({"prompt": "a", "stop": 5}, 400, "stop", "valid string"),
+        ({"prompt": "a", "frequency_penalty": 0.5}, 400, "frequency_penalty", "not supported"),
+        ({"prompt": "AB"}, 400, None, "the tokenizer refuses the prompt 'AB'"),
+        ({"prompt": [3, 99]}, 400, None, "a token of a prompt is a whole number from 0 to 17, not 99"),
         ({"prompt": "a", "no_such": 1}, 400, "no_such", "not permitted"),
         ({"prompt": "a", "logprobs": 5}, 400, "logprobs", "0 or 1"),
     ],
@@ -189,9 +197,73 @@ def test_other_wrong_requests(server: Server) -> None:
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
 
 
-def test_fields_of_openai_that_change_nothing_are_taken(server: Server) -> None:
-    answer = server.post("/v1/completions", prompt="a", model="gpt", top_p=1, stop=None, user="me", best_of=1)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "gpt", "top_p": 1, "stop": None, "user": "me", "best_of": 1},
+        {
+            "top_k": -1,
+            "min_p": 0.0,
+            "cache_salt": "3",
+            "ignore_eos": False,
+            "stop_token_ids": None,
+            "logit_bias": {},
+        },
+        {"repetition_penalty": 1.0, "skip_special_tokens": True, "min_tokens": 0, "bad_words": []},
+    ],
+)
+def test_fields_of_openai_and_vllm_that_change_nothing_are_taken(server: Server, fields: dict[str, Any]) -> None:
+    plain = server.post("/v1/completions", prompt="a").json()["choices"]
+    answer = server.post("/v1/completions", prompt="a", **fields)
     assert answer.status_code == 200
+    assert answer.json()["choices"] == plain
+
+
+def test_tokens_are_a_prompt_and_a_stop_ends_a_completion(server: Server) -> None:
+    whole = server.post("/v1/completions", prompt="abc").json()["choices"][0]["text"]
+    cut = server.post("/v1/completions", prompt=[2, 3, 4], stop=whole[3]).json()["choices"][0]
+
+    assert cut["text"] == whole[: whole.index(whole[3])]
+    assert cut["finish_reason"] == "stop"
+    refused = server.post("/v1/completions", prompt="abc", stop="a", stream=True).json()["error"]
+    assert refused["message"] == "stop is not supported in streams"
+
+
+def test_without_max_tokens_a_completion_is_as_long_as_the_model_reads(server: Server) -> None:
+    server.model.longest = 20
+    answer = server.post("/v1/completions", prompt="abcabcabcabc", temperature=1.0, return_token_ids=True)
+    assert answer.status_code == 200
+    assert len(answer.json()["choices"][0]["token_ids"]) <= 8
+    assert server.post("/v1/completions", prompt="abcabcabcabc", max_tokens=12).status_code == 400
+
+
+def test_an_admin_pauses_and_resumes(server: Server) -> None:
+    for _ in range(2):
+        assert server.post("/pause").json() == {"status": "paused"}
+    with server.client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+        until(lambda: begun(server))
+        assert server.engine.state.tokens == 0
+        assert server.client.post("/resume").json() == {"status": "resumed"}
+        assert events(answer)
+
+
+def test_weights_in_several_files_are_loaded_by_their_index(server: Server) -> None:
+    state = SmallModel(seed=3).state_dict()
+    names = sorted(state)
+    parts = {"one.safetensors": names[:3], "two.safetensors": names[3:]}
+    folder = server.folder / "step_4"
+    for file, held in parts.items():
+        aside = weights.save({name: state[name] for name in held}, {}, server.folder / file.partition(".")[0], 0)
+        folder.mkdir(exist_ok=True)
+        (aside / "model.safetensors").rename(folder / file)
+    (folder / "config.json").write_text("{}")
+    index = {"weight_map": {name: file for file, held in parts.items() for name in held}}
+    (folder / weights.INDEX).write_text(json.dumps(index))
+
+    assert server.post("/update_weights", weight_dir="step_4").json()["step"] == 4
+    (folder / "two.safetensors").unlink()
+    broken = server.post("/update_weights", weight_dir="step_4")
+    assert (broken.status_code, "two.safetensors is missing" in broken.text) == (409, True)
 
 
 def test_too_many_waiting_completions_are_refused_for_now(server: Server) -> None:
