@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 BRANCH_VARIABLE = "LOOM_BRANCH"
@@ -70,6 +70,10 @@ class Branch:
         """Return whether a path is in the branch's own folder, which may lie in that of the run's."""
         return os.path.abspath(path) == self.own or os.path.abspath(path).startswith(self.own + os.sep)
 
+    def without_values(self) -> Branch:
+        """Return the same branch for a process that begins with the values of others."""
+        return replace(self, kept={}, changes={})
+
 
 _loaded = False
 
@@ -108,3 +112,9 @@ def own_branch() -> Branch | None:
     except (ValueError, TypeError, KeyError) as error:
         _log.error("%s describes no branch, and is ignored: %r", BRANCH_VARIABLE, error)
         return None
+
+
+def become(branch: Branch) -> None:
+    """Let this process be of a branch, as if it had been started so, before it makes a threadlet."""
+    os.environ[BRANCH_VARIABLE] = branch.to_text()
+    own_branch.cache_clear()

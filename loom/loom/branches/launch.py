@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,14 +128,29 @@ def launch(
     """
     above = Launcher.of_this_process()
     command = json.loads(os.environ[COMMAND_VARIABLE])
+    start = start_of(params, command, above.folder, checkpoint_folders(config, command, above.folder)).prepare()
+    process, log = start_detached(start, above.environment, above.pid if params.get("replace") is True else None)
+    return start, process, log
+
+
+def start_of(
+    params: Mapping[str, Any], command: Sequence[str], working: str, folders: Sequence[str]
+) -> BranchStart:
+    """Return the start of a branch that the weaver's command asks for, with its name and its values.
+
+    Args:
+        params: those of `launch`.
+        command: the run's command.
+        working: the folder in which it was started.
+        folders: those that may have its checkpoints.
+
+    Raises:
+        NotFound: there is no such checkpoint.
+    """
     unplaced = Branch(params["run"], 0, "", "", "", changes=params["set"])
-    folders = checkpoint_folders(config, command, above.folder)
     id, step = params.get("id") or uuid.uuid4().hex[:12], params.get("step")
-    start = branch_start(unplaced, command, above.folder, "", id, step, folders)
+    start = branch_start(unplaced, command, working, "", id, step, folders)
     kept = kept_at(params["timeline"], start.branch.step)
-    start = start.with_values(kept, {**params["known"], **kept})
     replaces = params.get("replace") is True
     name = params["name"] if replaces else branch_name(params["name"], start.branch.step, params["taken"])
-    start = start.with_name(name).prepare()
-    process, log = start_detached(start, above.environment, above.pid if replaces else None)
-    return start, process, log
+    return start.with_values(kept, {**params["known"], **kept}).with_name(name)

@@ -28,7 +28,7 @@ from loom.cli.run import become, environment
 from loom.cli.runs import RunName
 from loom.control.address import ADDRESS_VARIABLE
 from loom.control.run_start import LAUNCHER_VARIABLE, START_VARIABLE
-from loom.errors import BranchRefused, NotFound
+from loom.errors import BranchRefused, NotFound, WrongArguments
 from loom.instrument.training import FOUND_VARIABLE
 from loom.threadlet.start_facts import code_of, without_secrets
 
@@ -94,6 +94,13 @@ def branch(
     parent = weaver.run(run).details()
     changes = read_assignments(values or (), "KEY=VALUE, such as learning_rate=0.5x")
     _check_keys(weaver, parent, changes)
+    if parent.session is not None and not command:
+        if argument or name or checkpoints or strict or detach or dry_run:
+            raise WrongArguments(
+                f"run {parent.id!r} is of the session {parent.session!r}, which starts the branch itself: give "
+                "--step and --set only; or its program again, after --"
+            )
+        return _begin_in_session(weaver, parent, step, changes, replace, as_json)
     start = _plan(parent, step, changes, list(argument or ()), list(command or ()), checkpoints)
     start = _named(weaver, parent, start, name, replace)
     differences = _code_differences(parent, start)
@@ -129,10 +136,7 @@ def _plan(
     folder = facts.get("folder")
     told = [str(one) for one in facts.get("command", ())]
     if parent.session is not None:
-        raise BranchRefused(
-            f"run {parent.id!r} is of the session {parent.session!r}, which a program has opened: start that "
-            "program again, and let it begin with the checkpoint"
-        )
+        folder = os.getcwd()  # its processes do not know where the program was started
     if not command and (not told or "--multiprocessing-fork" in told):
         raise BranchRefused(f"run {parent.id!r} has told no command to start again: give it after --")
     if folder is None or not os.path.isdir(folder):
@@ -182,7 +186,7 @@ def _check_keys(weaver: WeaverProxy, parent: RunDetails, changes: Mapping[str, A
 def _code_differences(parent: RunDetails, start: BranchStart) -> list[str]:
     """Return how the code differs from that with which the run began, as far as git tells."""
     before = parent.start.get("commit")
-    if before is None:
+    if before is None or parent.session is not None:  # whose driver was elsewhere than its program
         return []
     script = next((one for one in start.command if one.endswith(".py")), "")
     now = code_of(str(Path(start.folder, script).resolve().parent if script else start.folder))
@@ -279,6 +283,22 @@ def _begin(weaver: WeaverProxy, start: BranchStart, variables: Mapping[str, str]
         print_json({"run": found.id, "name": found.name, "log": str(path), "pid": process.pid})
     else:
         say(f"started {found.name} {found.id}; its output is in {path}")
+
+
+def _begin_in_session(
+    weaver: WeaverProxy,
+    parent: RunDetails,
+    step: int | None,
+    changes: Mapping[str, Any],
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Let the session of a run start a branch in it."""
+    made = weaver.run(parent.id).branch(step, changes, replace)
+    if as_json:
+        print_json({"run": made.id, "name": made.name, "session": parent.session})
+    else:
+        say(f"started {made.name} {made.id} in the session {parent.session}")
 
 
 def _show(

@@ -26,6 +26,9 @@ PARENT_KINDS = ("branch", "restart", "requeue")
 MAX_COMMAND = 16 << 10
 """Characters of a command line that is told to the weaver: Linux bounds a variable to 128 KiB."""
 
+CONTROLLERS = "_jobs"
+"""The end of the name of the group of a job's controller, which starts branches of the job."""
+
 CODE_VARIABLE = "LOOM_RUN_CODE"
 """The environment variable with the facts of the code that ``loom run --on`` has brought, as JSON."""
 

@@ -119,6 +119,8 @@ class CommandApplier(StatusReporter):
         """The waiting commands, read in each step without a lock: a missed one applies at the next boundary."""
         self.injectable = injectable
         """True if failures may be injected into this process."""
+        self._begin_branch_here: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+        """Starts a branch of this process's run, in a program that needs no command for that."""
         self._branch_command: str | None = None
         """Id of the command by which a process of a branch takes the branch's values before its first step."""
         self._took: int | None = None  # `_published` when `get_config_update` returned a command last
@@ -476,6 +478,9 @@ class CommandApplier(StatusReporter):
 
         made, process = Application(command), None
         try:
+            if self._begin_branch_here is not None:
+                made.evidence = dict(self._begin_branch_here(command.params))
+                return self._acknowledge(made)
             start, process, log = launch.launch(command.params, self._config)
             made.evidence = {"name": start.name, "step": start.branch.step, "pid": process.pid, "log": str(log)}
             if not command.params.get("replace"):
@@ -510,6 +515,14 @@ class CommandApplier(StatusReporter):
             self._apply(command)
         self._look()
         return applied
+
+    def on_branch(self, function: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        """Let a function start the branches of this process's run, in place of its command line.
+
+        It gets the parameters of `loom.branches.launch.launch`, on a thread of its own, and returns what to
+        acknowledge once the branch has begun. It raises to refuse.
+        """
+        self._begin_branch_here = function
 
     def begin_branch(self, start: str | None) -> None:
         """Let a process of a branch take the branch's values at its first step boundary, by a command of its own.

@@ -141,6 +141,7 @@ class Threadlet(CommandApplier):
             means.
         run: id of the start of a training, which all of its processes share, also those that take the place of dead
             ones: they are one run. The default is ``LOOM_RUN_ID``, or the step of Slurm that the process is of.
+        parent: the run that this one continues; the default is ``LOOM_RUN_PARENT``.
 
     Raises:
         InvalidAddress: the weaver's address has another form.
@@ -160,6 +161,7 @@ class Threadlet(CommandApplier):
         find_weaver: Callable[[], str] | None = None,
         cohort: bool = True,
         run: str | None = None,
+        parent: RunParent | None = None,
     ) -> None:
         text = weaver_address() if weaver is None else weaver
         address = parse_weaver_address(text) if text else None
@@ -170,6 +172,7 @@ class Threadlet(CommandApplier):
             or f"{socket.gethostname()}-{os.getpid()}"
         )
         self.group = _name("group", os.environ.get("LOOM_GROUP") if group is None else group)
+        self._parent = parent or RunParent.read(os.environ.get(PARENT_VARIABLE, ""))
         self._start = own_start() if run is None else read_start(as_sent(run, "run"))
         self.instance = uuid.uuid4().hex
         """Id of this process, to tell it from earlier processes with the replica's name."""
@@ -400,7 +403,7 @@ class Threadlet(CommandApplier):
             restarted=_ranks_started_again(),
             offers=self.offers(),
             start=self._start,
-            parent=RunParent.read(os.environ.get(PARENT_VARIABLE, "")),
+            parent=self._parent,
             branch_config={} if (branch := own_branch()) is None else branch.config,
         )
 

@@ -17,10 +17,13 @@ A module apart from `loom.train.spec`, because trainers import the settings, and
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from loom.branches.branch import own_branch
 from loom.driver_api import session
+from loom.threadlet.start_facts import own_start
 from loom.train.controller.controller import Controller
 from loom.train.controller.summaries import JobSummary
 from loom.train.spec import JobSpec
@@ -38,8 +41,14 @@ class FaultTolerantJob(JobSpec):
 
         Returns:
             The `loom.RunHandle`, whose result is a `JobSummary`; later, ``job.runs()`` finds it by the job's name.
+
+        Raises:
+            BranchRefused: ``loom branch`` has started this program for a branch that the job cannot be.
         """
-        return job.run(self.run, detach=True, name=self.name)
+        spec = self
+        if (branch := own_branch()) is not None:  # this program was started again for it
+            spec = self.begun_by(branch, os.environ.get("LOOM_RUN") or self.name, own_start())
+        return job.run(spec.run, detach=True, name=spec.name)
 
     def run(self) -> JobSummary:
         """Run the job in this process, a session's driver, and return when the job is over; see `start`.

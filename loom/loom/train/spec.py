@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from loom.errors import WrongArguments
+from loom.branches.branch import Branch
+from loom.control.run_start import RunParent
+from loom.errors import BranchRefused, WrongArguments
 from loom.train.model import TrainerModel
 from loom.train.settings import RULES, Averaging, LiveConfig, Restore, RetryBudget, Timeouts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PARALLEL = ("ddp", "fsdp")
 BACKENDS = ("gloo", "nccl")
@@ -59,6 +65,10 @@ class JobSpec:
     """Seconds without an answer of its processes after which a group is replaced."""
     stuck: float = 30.0
     """Seconds without a step, while others make some, after which a group is replaced."""
+    branch: Branch | None = None
+    """The checkpoint of another job with which this one begins, and the values that it changes; see `branched`."""
+    start_id: str | None = None
+    """Id of the job's run in the weaver; None for one made of the job's key."""
     injectable: bool | None = None
     """True if failures may be injected into the processes (`loom.chaos`); None if ``LOOM_INJECTABLE`` decides."""
 
@@ -88,6 +98,49 @@ class JobSpec:
         """True if each process of the job gets a GPU of its own: `TrainerModel.device` is ``cuda``."""
         return self.trainer.device == "cuda"
 
+    @property
+    def parent(self) -> RunParent | None:
+        """The run of which this job is a branch."""
+        return None if self.branch is None else RunParent(self.branch.run, self.branch.step, "branch")
+
+    def branched(self, asked: Mapping[str, Any]) -> Self:
+        """Return the settings of a branch of this job, with its checkpoint linked into a folder of its own.
+
+        Args:
+            asked: the parameters of `loom.branches.launch.start_of`.
+
+        Raises:
+            NotFound: there is no such checkpoint here.
+            BranchRefused: the job has no checkpoints, or the branch changes what it cannot.
+        """
+        from loom.branches.launch import start_of  # which few processes need
+
+        if asked.get("replace"):
+            raise BranchRefused("a job of a session has its branches beside it: stop it when the branch trains")
+        if self.checkpoints is None:
+            raise BranchRefused("the job writes no checkpoints: name a folder for them in its `checkpoints`")
+        start = start_of(asked, (), os.sep, [os.path.abspath(self.checkpoints)])
+        self.begun_by(start.branch, start.name, start.id)
+        start = start.prepare()
+        return self.begun_by(start.branch, start.name, start.id)
+
+    def begun_by(self, branch: Branch, name: str, start_id: str | None) -> Self:
+        """Return the settings of a branch of this job, under another name.
+
+        Raises:
+            BranchRefused: the branch changes what it cannot.
+        """
+        keys = [one.name for one in fields(LiveConfig)]
+        wrong = [key for key in branch.changes if key not in (*keys, "groups")]
+        if wrong:
+            raise BranchRefused(f"set {wrong[0]}: the branch of a job changes {', '.join(keys)} or groups")
+        groups = branch.config.get("groups", self.groups)
+        if type(groups) is not int or groups < 1:
+            raise BranchRefused(f"set groups: a number from 1 on, not {groups!r:.80}")
+        kept, changes = ({key: one[key] for key in keys if key in one} for one in (branch.kept, branch.changes))
+        branch = replace(branch, kept=kept, changes=changes)
+        return replace(self, name=name, groups=groups, checkpoints=branch.own, branch=branch, start_id=start_id)
+
     def for_trainers(self) -> JobSpec:
         """Return the settings for the trainers, without the arguments from which they were made."""
         return JobSpec(**{**vars(self), "args": (), "kwargs": {}})
@@ -113,4 +166,4 @@ class Assignment:
     @property
     def run(self) -> str:
         """The id of the job's run in the weaver."""
-        return run_of(self.key)
+        return self.job.start_id or run_of(self.key)

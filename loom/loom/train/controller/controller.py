@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from loom.branches.branch import become, own_branch
 from loom.control.commands import CommandKind
+from loom.control.run_start import CONTROLLERS
 from loom.driver_api import Session
 from loom.errors import Conflict, OperationCancelled, TrainingFailed, WrongArguments
 from loom.process.threads import get_within
@@ -63,8 +66,11 @@ class Controller:
         self._slots = ReplicaSlots(job, self._pool, self._support, self._agents, self._events)
         self._support.moved = self._slots.lighthouse_moved
 
-    def run(self) -> JobSummary:
+    def run(self, begun: Future[None] | None = None) -> JobSummary:
+        """Run the job. ``begun`` gets its result when the weaver knows the job."""
         job = self._job
+        if (branch := own_branch()) is not None:  # this driver's: the groups begin with its values
+            become(branch.without_values())
         if job.name in _controllers:
             raise WrongArguments(f"a job {job.name!r} runs in this driver already: give another name")
         _controllers[job.name] = self
@@ -72,12 +78,16 @@ class Controller:
         try:
             with Threadlet(
                 f"{job.name}_job",
-                group=f"{job.name}_jobs",
+                group=f"{job.name}{CONTROLLERS}",
                 weaver=self._session.weaver_address(),
                 devices=(),
-                run=run_of(self._support.key),
+                run=job.start_id or run_of(self._support.key),
+                parent=job.parent,
             ) as threadlet:
                 self._claim_name(threadlet)
+                if begun is not None:
+                    begun.set_result(None)
+                threadlet.on_branch(self._begin_branch)
                 threadlet.handler("groups")(self._slots.resize)
                 threadlet.handler("drain_host")(self._slots.drain)
                 threadlet.handler("undrain_host")(self._slots.undrain)
@@ -93,6 +103,25 @@ class Controller:
             self._agents.close()
             self._support.close()
             self._events.close()
+
+    def _begin_branch(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a branch of this job beside it, in this session, and wait until the weaver knows it."""
+        job = self._job.branched(asked)
+        begun: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                Controller(job, self._session).run(begun)
+            except Exception as error:  # noqa: BLE001 - it is said, here or to whoever asked
+                if begun.done():
+                    _log.exception("job %s failed", job.name)
+                else:
+                    begun.set_exception(error)
+
+        threading.Thread(target=run, name=f"loom-{job.name}", daemon=True).start()
+        begun.result()
+        assert job.branch is not None
+        return {"name": job.name, "step": job.branch.step}
 
     def _claim_name(self, threadlet: Threadlet) -> None:
         """Raise `ReplicaTaken` if the user has a living job of this name in another session: they would mix."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import threading
 import time
 import traceback
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
+from loom.branches.branch import FOLDER_KEY, become
 from loom.errors import WrongArguments
 from loom.threadlet import Threadlet
 from loom.train.checkpoints.store import CheckpointStore, PendingCheckpoint
@@ -167,9 +169,16 @@ class TrainingLoop:
     def _train(self) -> Ending:
         assignment, report, steps = self._assignment, self._report, self._assignment.job.steps
         state = TrainingState(self._trainer, assignment, self._rank, self._config, report)
+        branch = assignment.job.branch
+        if branch is not None:
+            become(branch)
         self._checkpoints = checkpoints = Checkpointing(state)
         if assignment.restore is Restore.CHECKPOINT:
             checkpoints.restore()
+            if branch is not None and report.restored_step < branch.step:
+                raise WrongArguments(f"the branch begins with step {branch.step}, whose checkpoint is not whole")
+        if branch is not None and (self._rank > 0 or report.restored_step != branch.step):
+            become(branch.without_values())  # the first process of a group sets them, in the state that lacks them
         self._membership = membership = Membership(state, self._check_leave)
         with self._new_threadlet(membership) as threadlet:
             self._threadlet = threadlet
@@ -255,9 +264,12 @@ class TrainingLoop:
                 respawns=True,
                 cohort=False,
                 run=self._assignment.run,
+                parent=job.parent,
             )
         else:
             config = dataclasses.asdict(job.config)
+            if job.checkpoints is not None:
+                config[FOLDER_KEY] = os.path.abspath(job.checkpoints)
             threadlet = Threadlet(
                 replica,
                 group=job.name,
@@ -266,6 +278,7 @@ class TrainingLoop:
                 respawns=True,
                 cohort=False,
                 run=self._assignment.run,
+                parent=job.parent,
             )
             self._config.register(threadlet)
 

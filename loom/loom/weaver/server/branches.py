@@ -12,6 +12,7 @@ from typing import Any
 from loom.branches.values import check_changes
 from loom.control import operations
 from loom.control.commands import Acknowledged, Acknowledgement, CommandKind
+from loom.control.run_start import CONTROLLERS
 from loom.errors import BranchRefused
 from loom.weaver.commands import GivenCommand
 from loom.weaver.replicas import Replica
@@ -81,7 +82,9 @@ class RunBranches:
         leads = sorted(tuple(one) for one in run.leads.values())
         living = [run.there[id] for _, id in leads if id in run.living]
         if run.session is not None:
-            why = f"it is of the session {run.session!r}: start the program again that has opened it"
+            living = [one for one in living if one.group.endswith(CONTROLLERS)]
+        if run.session is not None and not living:
+            why = f"it is of the session {run.session!r}, in which no job of loom.train goes on that could start it"
         elif not living:
             why = "none of its processes lives"
         elif not living[0].connected:
@@ -132,5 +135,8 @@ def _advice(run: Run, asked: operations.BranchRun) -> str:
     for key, value in asked.set.items():
         words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     words += ["--replace"] if asked.replace else []
+    if run.session is not None:
+        line = f"{shlex.join(words)} -- PROGRAM"
+        return f"Call: {line}, with the program that has opened the session, if it starts a job of loom.train"
     where = f" on {facts['host']}" if "host" in facts else ""
     return f"Call{where}: {shlex.join(words)}"

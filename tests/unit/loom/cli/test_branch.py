@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -91,7 +92,6 @@ def test_runs_that_cannot_start_again_here_are_refused(tmp_path: Path) -> None:
     trainer(tmp_path / "out", 30)
     spawned = {"command": ["python", "-c", "…", "--multiprocessing-fork"]}
     for parent, why in (
-        (details(tmp_path, session="s"), "of the session 's'"),
         (details(tmp_path, start={"command": []}), "told no command.*after --"),
         (details(tmp_path, start=spawned), "told no command"),
         (details(tmp_path / "missing"), "started on 'node7'.*which is not here.*call `loom branch first` there"),
@@ -101,6 +101,29 @@ def test_runs_that_cannot_start_again_here_are_refused(tmp_path: Path) -> None:
             plan(parent)
     with pytest.raises(NotFound, match="elsewhere"):
         plan(details(tmp_path), checkpoints=str(tmp_path / "elsewhere"))
+
+
+def test_a_run_of_a_session_is_branched_there_or_by_the_program_that_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path / "out", 30)
+    parent = details(tmp_path / "a folder of its host", session="s")
+    parent.config["checkpoint_folder"] = str(tmp_path / "out")
+    asked: list[Any] = []
+
+    def branched(*wanted: Any) -> Any:
+        asked.append(wanted)
+        return SimpleNamespace(id="new", name="train-at-30")
+
+    weaver: Any = Weaver(parent)
+    weaver.run = lambda name: SimpleNamespace(branch=branched)
+
+    command._begin_in_session(weaver, parent, 40, {"learning_rate": "0.5x"}, False, True)
+
+    assert asked == [(40, {"learning_rate": "0.5x"}, False)]
+    assert json.loads(capsys.readouterr().out) == {"run": "new", "name": "train-at-30", "session": "s"}
+    again = plan(parent, command=["python", "program.py"])
+    assert (again.command, again.folder) == (("python", "program.py"), os.getcwd())
 
 
 def test_only_keys_that_the_run_has_are_set(tmp_path: Path) -> None:

@@ -126,6 +126,16 @@ def test_runs_whose_processes_cannot_start_it_are_refused_at_once(bench: Bench) 
             branch(bench, asked)
 
 
+def test_the_controller_of_a_job_starts_the_branches_of_a_run_in_its_session(bench: Bench) -> None:
+    controller = Threadlet(bench, "train_job", group="train_jobs", start="first", session="s")
+    group = Threadlet(bench, "train_0", start="first", session="s")
+
+    run = branch(bench, BRANCH, lambda: begin(bench, controller))
+
+    assert group.commands() == []
+    assert run.parent is not None
+
+
 def test_a_key_that_the_run_does_not_have_is_refused(bench: Bench) -> None:
     Threadlet(bench, "train_0", start="first")
 
