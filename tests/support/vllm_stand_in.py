@@ -51,6 +51,11 @@ class StandInServer:
     """Completions go on while it is set."""
     begun: threading.Event = field(default_factory=threading.Event)
     """Set when a completion has begun."""
+    seconds: float = 0.0
+    """Seconds that a completion and a load of weights take."""
+    tokens: int = 26
+    """Number of tokens that it draws from, from `first` on."""
+    first: int = 65
     running: int = 0
     version_per_token: list[str] | None = None
 
@@ -95,9 +100,10 @@ class StandInServer:
         self.running += 1
         self.begun.set()
         await self.hold.wait()
+        await asyncio.sleep(self.seconds)
         sampling = asked["sampling_params"]
         count = min(int(sampling.get("max_tokens", 16)), 4)
-        tokens = [65 + (sum(asked["token_ids"]) + self.weights) % 26] * count
+        tokens = [self.first + (sum(asked["token_ids"]) + self.weights) % self.tokens] * count
         label = self.label
         spans = [{"version": label, "start": 0, "end": count}]
         if self.version_per_token:
@@ -145,6 +151,8 @@ class StandInServer:
         async def collective_rpc(request: Request) -> Any:
             path = Path((await request.json())["kwargs"]["weights_path"])
             assert self.paused, "weights change while tokens are drawn"
+            self.weights = -1000
+            await asyncio.sleep(self.seconds)
             self.weights = json.loads((path / "config.json").read_text())["_loom"]["step"]
             return {"results": [None] * self.workers}
 
@@ -214,6 +222,9 @@ def _main() -> None:
         logprobs_mode=options["--logprobs-mode"],
         scale_out="--enable-scale-out" in arguments,
         development=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
+        seconds=float(os.environ.get("STAND_IN_SECONDS", 0)),
+        tokens=int(os.environ.get("STAND_IN_TOKENS", 26)),
+        first=0 if "STAND_IN_TOKENS" in os.environ else 65,
     )
     if os.fork() == 0:  # as the engine's process
         os.execvp("sleep", ["sleep", "1000"])

@@ -39,8 +39,8 @@ class WatchedRun:
         """Wait until the orchestrator has made this step."""
         self.await_true(lambda: any(one.step >= step for one in self.records()), f"step {step}")
 
-    def await_true(self, condition: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + BOUND
+    def await_true(self, condition: Callable[[], bool], what: str, bound: float = BOUND) -> None:
+        until = time.monotonic() + bound
         while not condition():
             assert not self.run.done(), f"it is over: {self.run.exception()}"
             assert time.monotonic() < until, f"{what} never came; {self.records()[-1:]}"

@@ -43,8 +43,8 @@ class VllmOptions:
     """Tokens of a prompt with its completion, if fewer than the model allows."""
     pause: str | PauseMode = PauseMode.WAIT
     """``wait`` or ``keep``: what happens to completions that are under way when weights change."""
-    folder: str | Path | None = None
-    """The environment with vLLM."""
+    installation: str | Path | None = None
+    """The folder of the environment with vLLM."""
     arguments: Sequence[str] = ()
     """Further arguments of ``vllm serve``."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class VllmEngine:
                 seed,
                 options.dtype,
                 options.max_length,
-                None if options.folder is None else Path(options.folder),
+                None if options.installation is None else Path(options.installation),
                 options.arguments,
                 options.environment,
                 None if folder is None else folder / f"{name}.log",

@@ -145,6 +145,8 @@ class VllmServer:
             "PYTHONUNBUFFERED": "1",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            # A server that closes an idle connection may do so while a request comes by it, which then fails.
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "86400",
             "LOOM_VLLM_TOKEN": token,
         }
         if is_folder(settings.model):

@@ -274,6 +274,10 @@ class LaneWeights(WeightsClient):
         return found
 
 
+IDLE = 2.0
+"""Seconds after which an idle connection is not used again: before uvicorn, of other engines too, closes it."""
+
+
 def shared_client(connections: int = POOL) -> httpx.AsyncClient:
     """Return an HTTP client for completions and orders, with one pool of so many connections."""
     return _http_client(connections, connections)
@@ -283,7 +287,7 @@ def _http_client(connections: int, keep_alive: int) -> httpx.AsyncClient:
     """Return a client that uses no proxy, as generators are near."""
     import httpx
 
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=keep_alive)
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=keep_alive, keepalive_expiry=IDLE)
     return httpx.AsyncClient(limits=limits, timeout=TIMEOUT, trust_env=False, verify=_certificates())
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import uvicorn
 
 import loom
 from loom.errors import MissingDependency, Unavailable
@@ -21,6 +22,7 @@ from loom.rl.engines.engine import EngineKind
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Sampling, WeightsSpan
+from loom.rl.generation.weight_client import IDLE
 from tests.support.vllm_stand_in import StandInServer, environment, served
 
 GREEDY = Sampling(4, temperature=0.0)
@@ -290,6 +292,11 @@ async def test_no_server_and_a_wrong_key_are_errors_of_their_own(
         await started(url.replace("secret", "other"), model, tmp_path)
 
 
+def test_no_request_goes_by_a_connection_that_the_server_may_be_closing() -> None:
+    """Such a request fails, and the generator would count as lost."""
+    assert uvicorn.Config("app").timeout_keep_alive / 2 >= IDLE
+
+
 def test_an_option_that_is_none_is_refused() -> None:
     with pytest.raises(loom.WrongArguments, match="no option 'tensor_paralel'; it has url, tensor_parallel"):
         VllmOptions.of({"tensor_paralel": 2})
@@ -308,7 +315,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 async def own(model: Path, folder: Path, **options: Any) -> VllmEngine:
     made = environment(folder / "stand-in")
-    engine = VllmEngine(str(model), VllmOptions.of({"folder": made, **options}), folder=folder)
+    engine = VllmEngine(str(model), VllmOptions.of({"installation": made, **options}), folder=folder)
     await engine.start()
     return engine
 
