@@ -21,7 +21,7 @@ TURN_SEEDS = 7_919
 
 
 class _Turns:
-    """The `Policy` of one answer.
+    """The `RolloutPolicy` of one answer.
 
     Args:
         source: of all answers.

@@ -52,7 +52,7 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     return list(chat(prompt.content))
 
 
-class Policy(Protocol):
+class RolloutPolicy(Protocol):
     """What `Task.rollout` draws the turns of one answer from."""
 
     async def complete(
@@ -83,7 +83,7 @@ class Task:
         """
         raise NotImplementedError(f"{type(self).__name__} has to give reward(self, prompt, completion)")
 
-    async def rollout(self, prompt: Prompt, policy: Policy) -> str | Sequence[Message]:
+    async def rollout(self, prompt: Prompt, policy: RolloutPolicy) -> str | Sequence[Message]:
         """Answer a prompt, in one turn or several; return what the reward functions get as the completion.
 
         A task that overrides this may use tools between turns, and end when it likes. It runs in the orchestrator's

@@ -28,7 +28,7 @@ MAX_TEXT = 500
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Opinion:
     """The rewards of one completion by one function: a number, no opinion, or why there is none."""
 
     value: float | None = None
@@ -77,8 +77,8 @@ class RewardFunction:
                     f"the reward function {self.name} has the parameter {name}, and gets only {', '.join(known)}"
                 )
 
-    async def judge(self, call: RewardCall) -> list[Verdict]:
-        """Return the verdict of each completion; an exception of the function is one of them all."""
+    async def judge(self, call: RewardCall) -> list[Opinion]:
+        """Return the opinion of each completion; an exception of the function is one of them all."""
         try:
             if self.plain:
                 value = self.function(call.prompt.text, _as_text(call.answers[0]))
@@ -91,17 +91,17 @@ class RewardFunction:
         except Exception as error:  # noqa: BLE001 - it is the user's, who reads it
             return [self._failed(f"raised {type(error).__name__}: {error}")] * len(call.answers)
         if not self.wants_all:
-            return [self._verdict(value)]
+            return [self._opinion(value)]
         if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
             return [self._failed(f"returned {value!r:.80}, which is no list")] * len(call.answers)
         if len(value) != len(call.answers):
             text = f"returned {len(value)} rewards for {len(call.answers)} completions"
             return [self._failed(text)] * len(call.answers)
-        return [self._verdict(one) for one in value]
+        return [self._opinion(one) for one in value]
 
-    def _verdict(self, value: Any) -> Verdict:
+    def _opinion(self, value: Any) -> Opinion:
         if value is None:
-            return Verdict()
+            return Opinion()
         try:
             if isinstance(value, (str, bytes)):
                 raise TypeError
@@ -110,10 +110,10 @@ class RewardFunction:
             return self._failed(f"returned {value!r:.80}, which is no number")
         if not math.isfinite(number):
             return self._failed(f"returned {number}, which is no finite number")
-        return Verdict(number)
+        return Opinion(number)
 
-    def _failed(self, text: str) -> Verdict:
-        return Verdict(failure=f"{self.name} {text}"[:MAX_TEXT])
+    def _failed(self, text: str) -> Opinion:
+        return Opinion(failure=f"{self.name} {text}"[:MAX_TEXT])
 
     def _arguments(self, call: RewardCall) -> dict[str, Any]:
         content, columns = call.prompt.content, call.prompt.data

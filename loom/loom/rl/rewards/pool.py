@@ -25,7 +25,7 @@ from loom.errors import LoomError
 from loom.process.child import python
 from loom.rl.generation.interruptible_calls import LOOK_EVERY
 from loom.rl.prompts import Prompt
-from loom.rl.rewards.functions import RewardCall, RewardFunction, Verdict
+from loom.rl.rewards.functions import Opinion, RewardCall, RewardFunction
 from loom.rl.samples import Sample
 
 START_TIMEOUT = 120.0
@@ -90,32 +90,32 @@ class RewardPool:
                         RewardCall(number, prompt, [one.answer for one in given], [one.tokens for one in given])
                     )
                     places.append([(at, one) for one in part])
-        found: list[list[list[Verdict]]] = [[[] for _ in group] for group in answers]
-        for where, verdicts in zip(places, self._run(calls), strict=True):
-            for (at, one), verdict in zip(where, verdicts, strict=True):
-                found[at][one].append(verdict)
+        found: list[list[list[Opinion]]] = [[[] for _ in group] for group in answers]
+        for where, opinions in zip(places, self._run(calls), strict=True):
+            for (at, one), opinion in zip(where, opinions, strict=True):
+                found[at][one].append(opinion)
         return [
             [
-                Reward(None, {}, sample.failure) if sample.failure else self._reward(verdicts, weights)
-                for sample, verdicts in zip(group, known, strict=True)
+                Reward(None, {}, sample.failure) if sample.failure else self._reward(opinions, weights)
+                for sample, opinions in zip(group, known, strict=True)
             ]
             for group, known in zip(answers, found, strict=True)
         ]
 
-    def _reward(self, verdicts: Sequence[Verdict], weights: Sequence[float]) -> Reward:
+    def _reward(self, opinions: Sequence[Opinion], weights: Sequence[float]) -> Reward:
         known = [
-            (one.name, weight, verdict)
-            for one, weight, verdict in zip(self._functions, weights, verdicts, strict=True)
+            (one.name, weight, opinion)
+            for one, weight, opinion in zip(self._functions, weights, opinions, strict=True)
         ]
-        parts = {name: verdict.value for name, _, verdict in known if verdict.value is not None}
-        failure = next((one.failure for one in verdicts if one.failure), "")
+        parts = {name: opinion.value for name, _, opinion in known if opinion.value is not None}
+        failure = next((one.failure for one in opinions if one.failure), "")
         if not failure and not parts:
             failure = "no function has an opinion"
         total = sum(weight * parts[name] for name, weight, _ in known if name in parts)
         return Reward(None if failure else total, parts, failure)
 
-    def _run(self, calls: Sequence[RewardCall]) -> list[list[Verdict]]:
-        found: list[list[Verdict] | None] = [None] * len(calls)
+    def _run(self, calls: Sequence[RewardCall]) -> list[list[Opinion]]:
+        found: list[list[Opinion] | None] = [None] * len(calls)
         left = collections.deque(self._chunks(calls))
         try:
             while any(one is None for one in found):
@@ -141,15 +141,15 @@ class RewardPool:
             chunks[-1].append(place)
         return chunks
 
-    def _receive(self, calls: Sequence[RewardCall], found: list[list[Verdict] | None]) -> None:
+    def _receive(self, calls: Sequence[RewardCall], found: list[list[Opinion] | None]) -> None:
         by_connection = {one.connection: one for one in self._workers if not one.gone}
         for connection in wait(list(by_connection), LOOK_EVERY):
             worker = by_connection[connection]  # type: ignore[index]
-            for place, verdicts in worker.receive():
-                found[place] = verdicts
+            for place, opinions in worker.receive():
+                found[place] = opinions
 
     def _replace_late_ones(
-        self, calls: Sequence[RewardCall], found: list[list[Verdict] | None], left: collections.deque[list[int]]
+        self, calls: Sequence[RewardCall], found: list[list[Opinion] | None], left: collections.deque[list[int]]
     ) -> None:
         for worker in list(self._workers):
             if not worker.ready:
@@ -170,7 +170,7 @@ class RewardPool:
             elif unanswered:
                 place, rest = unanswered[0], unanswered[1:]
                 name = self._functions[calls[place].function].name
-                found[place] = [Verdict(failure=f"{name} {why}")] * len(calls[place].answers)
+                found[place] = [Opinion(failure=f"{name} {why}")] * len(calls[place].answers)
                 if rest:
                     left.append(rest)
 
@@ -222,7 +222,7 @@ class _Worker:
         except OSError:
             self._end()
 
-    def receive(self) -> list[tuple[int, list[Verdict]]]:
+    def receive(self) -> list[tuple[int, list[Opinion]]]:
         """Return the answers that are there, each with its place."""
         found = []
         try:

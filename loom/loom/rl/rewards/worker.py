@@ -20,7 +20,7 @@ import cloudpickle
 
 from loom.errors import describe_error
 from loom.process.parent_pipe import take_standard_input
-from loom.rl.rewards.functions import RewardCall, RewardFunction, Verdict
+from loom.rl.rewards.functions import Opinion, RewardCall, RewardFunction
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ async def _judge_in_time(
     try:
         found = await asyncio.wait_for(function.judge(call), seconds)
     except asyncio.TimeoutError:
-        found = [Verdict(failure=f"{function.name} took longer than {seconds:g} s")] * len(call.answers)
+        found = [Opinion(failure=f"{function.name} took longer than {seconds:g} s")] * len(call.answers)
     parent.send((place, found))
 
 

@@ -18,7 +18,7 @@ from loom.rl.generation.interruptible_calls import ProcessGone
 from loom.rl.multi_turn import MultiTurn
 from loom.rl.prompts import Prompt
 from loom.rl.samples import Sample
-from loom.rl.task import Policy, Task
+from loom.rl.task import RolloutPolicy, Task
 
 CHARACTERS = Characters()
 
@@ -67,7 +67,7 @@ class FakePool:
 class Calculator(Task):
     """Asks, gets the next digit from a tool, and asks again."""
 
-    async def rollout(self, prompt: Prompt, policy: Policy) -> str:
+    async def rollout(self, prompt: Prompt, policy: RolloutPolicy) -> str:
         first = await policy.complete(prompt.content)
         await asyncio.sleep(0)  # the tool
         second = await policy.complete(f"{prompt.text}{first.text}+7", max_tokens=1)
@@ -106,9 +106,9 @@ def test_without_a_generator_the_run_ends_and_no_answer_is_blamed() -> None:
         samples(Calculator(), FakePool(generators=1, loses=[1]), "1", "2")
 
 
-def failing(rollout: Callable[[Prompt, Policy], Any]) -> Sample:
+def failing(rollout: Callable[[Prompt, RolloutPolicy], Any]) -> Sample:
     class Failing(Task):
-        async def rollout(self, prompt: Prompt, policy: Policy) -> Any:
+        async def rollout(self, prompt: Prompt, policy: RolloutPolicy) -> Any:
             return await rollout(prompt, policy)
 
     ((found, other),) = [samples(Failing(), FakePool(), "1", n=2, seconds=0.5)][0]
@@ -117,18 +117,18 @@ def failing(rollout: Callable[[Prompt, Policy], Any]) -> Sample:
 
 
 def test_an_answer_whose_coroutine_raises_hangs_or_draws_nothing_says_so() -> None:
-    async def raises(prompt: Prompt, policy: Policy) -> str:
+    async def raises(prompt: Prompt, policy: RolloutPolicy) -> str:
         await policy.complete("1")
         raise KeyError("no tool")
 
-    async def hangs(prompt: Prompt, policy: Policy) -> str:
+    async def hangs(prompt: Prompt, policy: RolloutPolicy) -> str:
         await asyncio.sleep(600)
         return ""
 
-    async def idles(prompt: Prompt, policy: Policy) -> str:
+    async def idles(prompt: Prompt, policy: RolloutPolicy) -> str:
         return "42"
 
-    async def errs(prompt: Prompt, policy: Policy) -> str:
+    async def errs(prompt: Prompt, policy: RolloutPolicy) -> str:
         return (await policy.complete([{"role": "user", "content": "1"}])).text
 
     assert failing(raises).failure == "rollout raised KeyError: 'no tool'"
