@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from loom.rl.diagnosis.frameworks import ENGINE_SOURCES, FRAMEWORKS, Framework, PublicSource, Quantity
 from loom.rl.diagnosis.signals import ADDED, OF_ENGINES, Signal
+from loom.rl.tuning.foreign_changes import START_OPTIONS
 from tests.support.paths import ROOT
 
 __all__ = ["PAGE", "page"]
@@ -18,7 +19,8 @@ HEAD = """\
 [`loom analyze`](../guide/analyze.md) reads the logs of these frameworks. The tables are those of
 `loom/loom/rl/diagnosis/frameworks.py`: the metric of the analysis, and the names that have it. The first name that
 a row has counts; times of `train_ms`, `rpc_ms`, `write_ms` and `evaluate_ms` add up. A `*` stands for an
-environment, an agent or a class.
+environment, an agent or a class. What [`loom tune`](../guide/tune.md) proposes of their options is in
+`loom/loom/rl/tuning/foreign_changes.py`.
 
 This page is written by `python -m tests.support.frameworks_page`.
 """
@@ -62,6 +64,13 @@ def _framework(one: Framework) -> Iterator[str]:
         yield ""
     yield "Sources: " + ", ".join(map(_link, one.sources)) + "."
     yield ""
+    yield f"Changes while it runs: {one.door or 'none'}."
+    yield ""
+    options = START_OPTIONS.get(one.name)
+    if options is not None:
+        answers = "; ".join(f"`{rule.value}`: {answer}" for rule, answer in options.answers.items())
+        yield f"At the next start: {answers}. Sources: {', '.join(map(_link, options.sources))}."
+        yield ""
 
 
 def _names(quantity: Quantity) -> str:

@@ -150,6 +150,7 @@ def analyze(
     sources: Iterable[LogSource] = (),
     async_level: int | None = None,
     framework: str | None = None,
+    steps: range | None = None,
 ) -> Analysis:
     """Read logs and return what they say; memory does not grow with their size.
 
@@ -160,6 +161,7 @@ def analyze(
         async_level: the async level of the run; that of the logs if None.
         framework: the name of the framework that wrote the logs, as in `loom.rl.diagnosis.frameworks`; it is
             recognized by its names if None.
+        steps: the steps of a framework's run that count; all if None.
 
     Raises:
         WrongArguments: there is no log of that name, it may not be read, or there is no such framework.
@@ -173,7 +175,7 @@ def analyze(
     scanner = Scanner(broken)
     collectors = Collector(scanner, contradictions), Collector(scanner, contradictions)
     given, written_by = _recognize(given, framework)
-    foreign = None if written_by is None else ForeignRun(written_by, broken)
+    foreign = None if written_by is None else ForeignRun(written_by, broken, steps)
     count = 0
     for source in given:
         count += _read(source, scanner, collectors, extracts, broken, foreign)

@@ -42,10 +42,12 @@ class ForeignRun:
     Args:
         framework: the framework.
         broken: where values go that cannot be.
+        steps: the steps that count; all if None.
     """
 
-    def __init__(self, framework: Framework, broken: Problems) -> None:
+    def __init__(self, framework: Framework, broken: Problems, steps: range | None = None) -> None:
         self.framework = framework
+        self._counting = steps
         self._reader = RowReader(framework)
         self._broken = broken
         self._steps: dict[int, StepReadings] = {}
@@ -75,7 +77,8 @@ class ForeignRun:
 
     def history(self) -> RunHistory:
         """Return everything that was read."""
-        steps = [self._steps[number] for number in sorted(self._steps)]
+        counting = self._counting
+        steps = [self._steps[one] for one in sorted(self._steps) if counting is None or one in counting]
         return RunHistory(self.framework, steps, self._looks, self._newest, self._waits, dict(self._reader.ends))
 
     def measured(self) -> Measured:

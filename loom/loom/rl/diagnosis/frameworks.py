@@ -76,7 +76,7 @@ class Framework:
     prefix: str = ""
     """A prefix of the names in trackers, which its log lines do not have."""
     door: str | None = None
-    """How a running run takes changes, or None if it takes none."""
+    """What a running run takes through `loom run`; None if nothing is known to get through to it."""
 
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
@@ -176,7 +176,7 @@ PRIME_RL = Framework(
         WaitLine("Orchestrator paused: waiting for trainer", RunSide.GENERATORS),
         WaitLine("Waiting for training batch to arrive", RunSide.TRAINERS),
     ),
-    door="`loom run` sets the optimizer's values of its trainers (lr, weight_decay, betas) between two steps.",
+    door="the learning rate and the other values of the optimizer, if its trainers run under `loom run`",
 )
 
 _VERL_SOURCES = "verl-project/verl"
@@ -399,8 +399,8 @@ TRL = Framework(
         WaitLine("Rollout queue empty for", RunSide.TRAINERS),
     ),
     prefix="train/",
-    door="`loom run` sets top_p, top_k, min_p, reward_weights, gradient_accumulation_steps and the optimizer's "
-    "values from the next generation or step on.",
+    door="the learning rate and the other values of the optimizer, max_grad_norm, reward_weights, top_p, top_k, "
+    "min_p and repetition_penalty, if it runs under `loom run`",
 )
 
 OPENRLHF = Framework(

@@ -29,6 +29,7 @@ class Goal(str, Enum):
     """Steps an hour."""
     TRUNCATION = "trunc_pct"
     STALENESS = "staleness"
+    MISMATCH = "mismatch"
 
 
 @dataclass(frozen=True)

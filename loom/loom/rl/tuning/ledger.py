@@ -41,6 +41,8 @@ class Measurement:
     loss: float | None = None
     trunc_pct: float | None = None
     staleness: float | None = None
+    mismatch: float | None = None
+    """How far the policy that generates is from the one that is trained; the unit is that of the log."""
 
     @classmethod
     def of(cls, first: int, last: int, found: Analysis, rewards: list[float], losses: list[float]) -> Measurement:
@@ -48,7 +50,8 @@ class Measurement:
         walls = found.metrics["step_s"]
         durations = found.measured.series["step_s"].points.values
         reward, reward_error = _mean(rewards)
-        means = {name: found.metrics[name].mean for name in ("trunc_pct", "staleness") if name in found.metrics}
+        known = [name for name in ("trunc_pct", "staleness", "mismatch") if name in found.metrics]
+        means = {name: found.metrics[name].mean for name in known}
         return cls(
             first=first,
             last=last,
@@ -154,14 +157,14 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The ledger of a session's run, as a file of JSON and as a table in Markdown, written anew with each line.
+    """The ledger of a run, as a file of JSON and as a table in Markdown, written anew with each line.
 
     Args:
         folder: where the files are; lines that are there already are kept.
-        session: the name of the session.
+        session: the name of the session; that of the training, if it is another framework's.
 
     Raises:
-        WrongArguments: there is a file that is no ledger, or that of another session.
+        WrongArguments: there is a file that is no ledger, or that of another run.
     """
 
     def __init__(self, folder: Path, session: str) -> None:
@@ -172,7 +175,7 @@ class Ledger:
         if path.exists():
             told, self.entries = read(path)
             if told != session:
-                raise WrongArguments(f"{path} is the ledger of session {told!r}, not of {session!r}: use --out")
+                raise WrongArguments(f"{path} is the ledger of {told!r}, not of {session!r}: use --out")
 
     def write(self) -> None:
         """Write the files.
@@ -211,7 +214,7 @@ class Ledger:
         ]
         rows = [head, ["---"] * len(head), *map(_row, self.entries)]
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return f"# Changes of the run in session {self.session}\n\n{table}\n"
+        return f"# Changes of the run {self.session}\n\n{table}\n"
 
 
 def read(path: Path) -> tuple[str, list[LedgerEntry]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from loom.control.commands import Acknowledgement
 from loom.errors import GatewayUnreachable, WaitTimeout, WeaverUnavailable, WrongState
 from loom.rl.diagnosis import sources
 from loom.rl.diagnosis.analysis import analyze
+from loom.rl.diagnosis.diagnosis import Finding
 from loom.rl.diagnosis.result import Analysis
-from loom.rl.tuning.changes import ORCHESTRATOR, TRAINER_JOB, OptionChange
+from loom.rl.tuning.changes import ORCHESTRATOR, TRAINER_JOB, NoChange, OptionChange, change_for
 from loom.rl.tuning.ledger import Measurement
 from loom.weaver.states import ReplicaState
 from loom.weaver.views import MetricPoint, ReplicaInfo, WeaverEvent
@@ -215,6 +216,16 @@ class TunedRun:
     def undo(self, change: OptionChange) -> Acknowledgement:
         """Give an option its old value again."""
         return self.apply(change.option, change.old, change.replica)
+
+    def change_for(
+        self, finding: Finding, found: Analysis, tried: Container[tuple[str, str]]
+    ) -> OptionChange | NoChange:
+        """Return the change that answers a finding, or why there is none."""
+        return change_for(finding, found, self.config(), tried)
+
+    def taker(self, option: str) -> str:
+        """Return the name of the replica that takes an option."""
+        return TRAINER_JOB if option == "groups" else ORCHESTRATOR
 
 
 def _between(lines: list[Mapping[str, Any]], first: int, last: int) -> list[Mapping[str, Any]]:

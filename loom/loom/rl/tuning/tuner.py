@@ -14,11 +14,9 @@ from loom.rl.tuning.changes import (
     HIGHEST_LEVEL,
     LEAST,
     ORCHESTRATOR,
-    TRAINER_JOB,
     Goal,
     NoChange,
     OptionChange,
-    change_for,
 )
 from loom.rl.tuning.ledger import Decision, Ledger, LedgerEntry, Measurement
 from loom.rl.tuning.target import RunEnded, TunedRun
@@ -74,7 +72,7 @@ def _judge_quality(goal: Goal, gain: float, before: Measurement, after: Measurem
     old, new = getattr(before, goal.value), getattr(after, goal.value)
     if old is None or new is None:
         return Judgement(False, f"The log does not have {goal.value}.")
-    told = f"{goal.value} {old:.1f} → {new:.1f}, {gain:+.0%} steps an hour."
+    told = f"{goal.value} {old:.3g} → {new:.3g}, {gain:+.0%} steps an hour."
     return Judgement(new <= BETTER * old and gain >= -SLOWER, told)
 
 
@@ -117,18 +115,17 @@ class Tuner:
 
         A change that was taken back is not proposed again; the next finding takes its turn.
         """
-        config = self._run.config()
         first: NoChange | None = None
         for finding in found.findings:
             if not finding.over_bound:
                 continue
-            proposed = change_for(finding, found, config, self._tried)
+            proposed = self._run.change_for(finding, found, self._tried)
             if isinstance(proposed, OptionChange):
                 return proposed
             first = first or proposed
         return first
 
-    def note(self, proposed: OptionChange | NoChange, before: Measurement) -> LedgerEntry:
+    def note(self, proposed: OptionChange | NoChange, before: Measurement | None = None) -> LedgerEntry:
         """Note a proposal that is not applied."""
         if isinstance(proposed, NoChange):
             entry = LedgerEntry(time.time(), proposed.rule, Decision.NONE, proposed.why, before=before)
@@ -163,8 +160,7 @@ class Tuner:
         config = self._run.config()
         if option not in config:
             raise WrongArguments(f"the run has no option {option!r}; it has {', '.join(sorted(config))}")
-        replica = TRAINER_JOB if option == "groups" else ORCHESTRATOR
-        return OptionChange(option, config[option], new, "given", "Given by hand.", replica=replica)
+        return OptionChange(option, config[option], new, "given", "Given by hand.", replica=self._run.taker(option))
 
     def attempt(self, change: OptionChange, before: Measurement) -> LedgerEntry:
         """Apply a change, measure it, and keep it or take it back.

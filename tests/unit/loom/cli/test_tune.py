@@ -16,7 +16,11 @@ GATEWAY = ["--url", "ws://127.0.0.1:1", "--token", "t", "--session", "rl"]
 
 
 def outcome(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["tune", *GATEWAY, *arguments])
+    return _outcome(*GATEWAY, *arguments)
+
+
+def _outcome(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["tune", *arguments])
     return result.exit_code, result.output + str(result.exception)
 
 
@@ -55,3 +59,34 @@ def test_a_gateway_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert code != 0
     assert "127.0.0.1:1" in said
     assert not (tmp_path / "tuning").exists()
+
+
+VERL = "step:{step} - timing_s/step:30.0 - timing_s/gen:28.0 - timing_s/update_actor:2.0 - actor/pg_loss:0.1\n"
+
+
+def test_logs_of_another_framework_need_no_gateway(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("".join(VERL.format(step=step) for step in range(20)))
+
+    code, said = _outcome(str(log), "--out", str(tmp_path / "tuning"))
+
+    assert code == 0, said
+    assert "generator: verl takes no changes while it runs. Add generators" in said
+    assert "no option of a running run" not in said
+    (entry,) = json.loads((tmp_path / "tuning" / "ledger.json").read_text())["entries"]
+    assert (entry["rule"], entry["decision"]) == ("generator", "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run.log", "--session", "rl"], "logs and --session do not go together"),
+        (["run.log", "--apply"], "name its training with --replica"),
+        (["--framework", "verl"], "name its logs, too"),
+        (["no.log"], "no.log"),
+    ],
+)
+def test_what_makes_no_sense_for_another_framework_is_refused(arguments: list[str], says: str) -> None:
+    code, said = _outcome(*arguments)
+    assert code != 0
+    assert says in said

@@ -220,7 +220,7 @@ def test_a_file_that_is_no_ledger_or_anothers_is_refused(tmp_path: Path) -> None
     with pytest.raises(WrongArguments, match="is no ledger"):
         Ledger(tmp_path, "simulated")
     (tmp_path / "ledger.json").write_text(json.dumps({"session": "other", "entries": []}))
-    with pytest.raises(WrongArguments, match="of session 'other'"):
+    with pytest.raises(WrongArguments, match="the ledger of 'other'"):
         Ledger(tmp_path, "simulated")
 
 
