@@ -11,8 +11,9 @@ import torch
 
 import loom
 from loom.errors import TrainingFailed
-from loom.rl import Lora, Trainers
+from loom.rl import Generators, Lora, Orchestrator, Task, Trainers
 from loom.rl.generation import weight_files
+from loom.train import LiveConfig
 from tests.support.language_model import change_config, make_model
 from tests.system.rl.rollouts_by_hand import RecordingTrainer, losses, train, write_rollouts
 
@@ -56,3 +57,36 @@ def test_a_model_that_cannot_be_trained_ends_the_job_at_once(job: loom.Job, tmp_
 
     with pytest.raises(TrainingFailed, match=r"cannot train, in any attempt: WrongArguments: the model .*/model"):
         job.run(functools.partial(train, tmp_path, Trainers(model=model), 1))
+
+
+class Sevens(Task):
+    """Sevens to write: their share in a completion is its reward."""
+
+    def prompts(self, step: int, n: int) -> list[str]:
+        return [f"{step} {number}" for number in range(n)]
+
+    def reward(self, prompt: str, completion: str) -> float:
+        return completion.count("7") / 4
+
+
+def test_trainers_see_the_policy_that_the_generators_sampled_with(job: loom.Job, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    config = LiveConfig(learning_rate=1e-3, optimizer="adam", accumulation=2)
+    run = Orchestrator(
+        Sevens(),
+        Generators(engine="transformers", model=model, max_tokens=4),
+        Trainers(model=model, members=2, config=config, reference=model, kl=0.01),
+        folder=tmp_path / "run",
+        steps=4,
+        batch=32,
+        group=16,
+        async_level=0,
+    )
+
+    summary = job.run(run.run)
+
+    assert summary.trained == 4 * 32
+    metrics = summary.training.metrics
+    assert metrics["mismatch_kl"] == pytest.approx(0.0, abs=1e-6)  # in the last step: its weights have arrived
+    assert metrics["kl"] > 1e-6
+    assert metrics["clip_share"] == 0.0
