@@ -62,7 +62,7 @@ class Training:
     def __init__(self, session: Session, spec: Trainers, run: TrainerRun) -> None:
         for path in (spec.model, spec.reference):
             if path is not None:
-                causal.check(path, spec.tokenizer or tokenizer_of(path))
+                causal.check(path, spec.tokenizer or tokenizer_of(spec.model or path))
         self._run = run
         self._checkpoints = Path(run.folder) / CHECKPOINTS
         self._weights = Path(run.folder) / "weights"
