@@ -112,7 +112,7 @@ def divergence(logprobs: Tensor, others: Tensor) -> Tensor:
     (http://joschu.net/blog/kl-approx.html, ``k3``).
     """
     distance = others - logprobs
-    return torch.exp(distance) - 1 - distance
+    return torch.expm1(distance) - distance
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

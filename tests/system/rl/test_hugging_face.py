@@ -67,21 +67,21 @@ def test_a_model_that_cannot_be_trained_ends_the_job_at_once(job: loom.Job, tmp_
         job.run(functools.partial(train, tmp_path, Trainers(model=model), 1))
 
 
-class Sevens(Task):
-    """Sevens to write: their share in a completion is its reward."""
+class Varied(Task):
+    """A task whose rewards differ among the completions of a prompt, also of a model that knows nothing."""
 
     def prompts(self, step: int, n: int) -> list[str]:
         return [f"{step} {number}" for number in range(n)]
 
     def reward(self, prompt: str, completion: str) -> float:
-        return completion.count("7") / 4
+        return sum(map(ord, completion)) % 7 / 6
 
 
 def test_trainers_see_the_policy_that_the_generators_sampled_with(job: loom.Job, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     config = LiveConfig(learning_rate=1e-3, optimizer="adam", accumulation=2)
     run = Orchestrator(
-        Sevens(),
+        Varied(),
         Generators(engine="transformers", model=model, max_tokens=4),
         Trainers(model=model, members=2, config=config, reference=model, kl=0.01),
         folder=tmp_path / "run",

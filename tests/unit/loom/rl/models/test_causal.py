@@ -97,6 +97,23 @@ def test_published_weights_are_a_folder_that_transformers_reads(tmp_path: Path, 
     assert weight_files.latest(tmp_path / "weights") == 0
 
 
+def test_experts_are_published_under_the_names_of_files(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": SIZE}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 2, "num_experts_per_tok": 1}
+    config = Qwen3MoeConfig(**sizes, **heads, moe_intermediate_size=8, bos_token_id=None, eos_token_id=END)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
+    trainer = Trainer(Trainers(model=tmp_path / "model"), run_in(tmp_path))
+
+    trainer._publish(trainer.build(), 0)
+
+    published = load_file(tmp_path / "weights" / "step_0" / "model.safetensors")
+    torch.testing.assert_close(published, load_file(tmp_path / "model" / "model.safetensors"), rtol=0, atol=0)
+    assert "model.layers.0.mlp.experts.1.down_proj.weight" in published
+
+
 def test_layers_are_computed_again_for_the_gradient_with_the_same_result(folder: Path) -> None:
     batch, found, computed = PolicyBatch.of(ROLLOUTS, PAD), [], []
     for again in (False, True):
