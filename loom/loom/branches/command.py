@@ -52,8 +52,18 @@ class BranchStart:
         """Make the branch's own folder, with links to the checkpoint's files: the run may remove its own meanwhile.
 
         The branch reads the links, and writes none of these files.
+
+        Raises:
+            BranchRefused: the folder cannot be made, into which the branch would write.
         """
         source, own = Path(self.branch.checkpoint), Path(self.branch.own)
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BranchRefused(
+                f"the branch's own folder {str(own)!r} cannot be made: {error.strerror}. It lies where the run's "
+                "checkpoints do, which has to be writable here"
+            ) from None
         to = own / BEGINNING / source.name
         try:
             _link(source, to)

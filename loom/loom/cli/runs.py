@@ -94,6 +94,7 @@ def show_(access: UserAccess, run: RunName, as_json: Json = False) -> None:
         "restarts": one.restarts or None,
         "command": shlex.join(one.command) or None,
         "code": _code(one),
+        "session": one.session,
         **{name: _text(one.start.get(name)) for name in ("folder", "user", "host", "gpus", "versions")},
         "tags": ", ".join(one.tags) or None,
     }

@@ -368,7 +368,8 @@ class WeaverMethods:
                 or command not in (None, id)
             ):
                 continue
-            if any(fnmatch.fnmatchcase(one, name) for name in names for one in (of, groups.get(of) or of)):
+            called = of, of.partition("@")[0], groups.get(of) or of  # a session adds its name to its replicas
+            if any(fnmatch.fnmatchcase(one, name) for name in names for one in called):
                 command, changed[of] = id, event.data["changes"]
         if not changed:
             what = "update" if command is None else f"update {command!r:.80}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from loom.control.handshake import ThreadletHello
-from loom.control.run_start import StartFacts
+from loom.control.run_start import RunParent, StartFacts
 from loom.errors import LimitReached, NotFound, RunLives, WrongArguments
 from loom.weaver.commands import Commands
 from loom.weaver.replicas import Replica
@@ -224,8 +224,15 @@ class UserRuns:
         if not id or id in self._runs or id in self._removed or id in self._of_start:
             id = uuid.uuid4().hex[:12]
         run = Run(id, hello.group, hello.session, now)
-        if hello.parent is not None and hello.parent.run != id:
-            run.parent = hello.parent._asdict()
+        parent = hello.parent
+        before = self._runs.get(self._newest.get((hello.session, hello.group), ""))
+        if (
+            parent is None and hello.restarted and hello.group and before is not None
+        ):  # it was over, and is started again all the same
+            step = before.step if hello.step is None else hello.step
+            parent = RunParent(before.id, step or 0, "restart")
+        if parent is not None and parent.run != id:
+            run.parent = parent._asdict()
         self._enter(run)
         self._log(now, "run_began", run)
         return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -122,3 +123,15 @@ def test_its_processes_know_what_they_are(tmp_path: Path) -> None:
     assert (made["LOOM_RUN_ID"], made["LOOM_RUN_PARENT"]) == ("new", "branch:first:30")
     assert json.loads(made["LOOM_RUN_COMMAND"]) == ["train.py"]
     assert Branch.read(made[BRANCH_VARIABLE]).config == {"clip": 1}
+
+
+def test_a_folder_that_cannot_be_made_refuses_the_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer(tmp_path / "out", 30)
+    made = start(tmp_path, "train.py")
+
+    def is_read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", is_read_only)
+    with pytest.raises(BranchRefused, match="out-branch-new' cannot be made: Read-only file system"):
+        made.prepare()

@@ -119,10 +119,22 @@ def test_a_requeued_job_is_the_run_though_its_launcher_has_another_id(bench: Ben
 
 
 def test_a_completed_run_is_not_continued_without_its_id(bench: Bench) -> None:
-    Threadlet(bench, "train_0").say("bye", "done", "finished")
+    first = Threadlet(bench, "train_0")
+    first.step(7, loss=1.0)
+    first.say("bye", "done", "finished")
     Threadlet(bench, "train_0", restarted=1)
 
-    assert [run.state for run in runs(bench)] == ["running", "completed"]
+    latest, completed = runs(bench)
+    assert [latest.state, completed.state] == ["running", "completed"]
+    assert latest.parent == {"run": completed.id, "step": completed.step, "kind": "restart"}
+
+
+def test_a_start_that_is_none_again_or_names_its_parent_itself_gets_no_other(bench: Bench) -> None:
+    Threadlet(bench, "train_0", start="first").say("bye", "done", "finished")
+    Threadlet(bench, "train_0", start="new").say("bye", "done", "finished")
+    Threadlet(bench, "train_0", start="named", restarted=1, parent="requeue:first:3")
+
+    assert [run.parent for run in runs(bench)] == [{"run": "first", "step": 3, "kind": "requeue"}, None, None]
 
 
 def test_a_rank_that_is_respawned_alone_or_says_that_something_respawns_it_stays_in_the_run(bench: Bench) -> None:

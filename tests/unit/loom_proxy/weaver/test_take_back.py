@@ -45,13 +45,14 @@ def test_the_last_update_of_the_replicas_is_taken_back_for_those_alike_together(
         weaver.applied("last", replica, rate=RATE, size={"old": old, "new": 8})
     weaver.applied("theirs", "other_0", rate=RATE)
     weaver.applied("paused", "train_0", do="pause")
+    weaver.applied("other session", "gen_0@session-1", rate=RATE)
 
     weaver.take_back("train")
     assert weaver.given == [("update_config", {"rate": None, "size": 4}, ["train_1", "train_0"])]
     weaver.take_back("train_*", command="early")
     assert weaver.given[1:] == [("update_config", {"rate": 9}, ["train_0"])]
-    weaver.take_back()
-    assert weaver.given[2:] == [("update_config", {"rate": None}, ["other_0"])]
+    weaver.take_back("gen_0")
+    assert weaver.given[2:] == [("update_config", {"rate": None}, ["gen_0@session-1"])]
 
 
 def test_what_cannot_be_taken_back_is_refused() -> None:
