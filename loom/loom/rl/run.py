@@ -262,6 +262,9 @@ class OrchestratorRun:
         self._adopt_changes(step)
         self._pool.admit()
         self._barrier.async_level = min(self._options.async_level, self._bound)
+        if self._spec.lines:
+            ckpt_step, level = self._barrier.ckpt_step, self._barrier.async_level
+            print(f"progress.step={step}, ckpt_step={ckpt_step}, async_level={level}", flush=True)  # noqa: T201
         if self._barrier.hit(step):
             self._update_weights(step)
         every = self._spec.evaluate_every

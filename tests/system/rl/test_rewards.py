@@ -51,7 +51,9 @@ def orchestrator(folder: Path, rewards: list[Any], **settings: Any) -> Orchestra
 
 
 @pytest.mark.guarantees("rl run", "A reward function that fails costs its completion alone, and is counted")
-def test_rewards_that_fail_are_counted_and_their_completions_not_trained_on(job: loom.Job, tmp_path: Path) -> None:
+def test_rewards_that_fail_are_counted_and_their_completions_not_trained_on(
+    job: loom.Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def share(completion: str, answer: str) -> float:
         if completion.startswith("r"):
             raise ValueError("no digit")
@@ -64,6 +66,7 @@ def test_rewards_that_fail_are_counted_and_their_completions_not_trained_on(job:
     made = orchestrator(tmp_path, [share, brief], steps=9, evaluate_every=4, async_level=0)
     summary: RunSummary = job.run(made.run)
 
+    assert "progress.step=4, ckpt_step=3, async_level=0" in "".join(capfd.readouterr())
     failed = sum(one.failed for one in summary.steps)
     assert failed > 0
     assert summary.trained + failed == 9 * BATCH
