@@ -60,7 +60,7 @@ class StandInServer:
     version_per_token: list[str] | None = None
 
     def app(self) -> FastAPI:
-        app = FastAPI()
+        app = FastAPI(openapi_url=None)
         self.hold.set()
 
         @app.middleware("http")
@@ -80,9 +80,18 @@ class StandInServer:
         async def models() -> Any:
             return {"object": "list", "data": [{"id": "policy"}]}
 
+        @app.get("/openapi.json")
+        async def openapi() -> Any:
+            sampling = {"properties": {name: {} for name in ("n", "top_k", "frequency_penalty")}}
+            return {"components": {"schemas": {"GenerateRequest": {"properties": {"sampling_params": sampling}}}}}
+
         @app.post("/tokenize")
         async def tokenize(request: Request) -> Any:
-            return {"tokens": list((await request.json())["prompt"].encode())}
+            prompt = (await request.json())["prompt"]
+            file = Path(self.model) / "tokenizer.json"
+            known = json.loads(file.read_text())["model"]["vocab"] if file.exists() else None
+            tokens = list(prompt.encode()) if known is None else [known[one] for one in prompt if one in known]
+            return {"tokens": tokens}
 
         @app.post("/inference/v1/generate")
         async def generate(request: Request) -> Any:

@@ -116,8 +116,9 @@ class VllmClient:
     async def _check_fields(self, names: Mapping[str, object]) -> None:
         """Raise `WrongArguments` for a field that vLLM would pass over in silence."""
         if self._known is None:
-            schemas = (await self.server.get("/openapi.json")).get("components", {}).get("schemas", {})
-            self._known = frozenset(schemas.get("SamplingParams", {}).get("properties", {}))
+            schemas = (await self.server.get("/openapi.json"))["components"]["schemas"]
+            fields = schemas.get("GenerateRequest", {}).get("properties", {}).get("sampling_params", {})
+            self._known = frozenset(fields.get("properties", {}))
         if self._known and (unknown := sorted(names.keys() - self._known)):
             raise WrongArguments(f"{self.server.shown} has no sampling field {unknown[0]!r}; vLLM would ignore it")
 

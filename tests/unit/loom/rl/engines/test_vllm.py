@@ -215,6 +215,16 @@ async def test_completions_without_log_probabilities_are_refused(
     await engine.stop()
 
 
+async def test_a_sampling_field_that_the_server_lacks_is_refused(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    engine = await started(url, model, tmp_path)
+    assert await engine.complete([[1]], 1, GREEDY.with_fields({"frequency_penalty": 0.5}))
+    with pytest.raises(loom.WrongArguments, match="no sampling field 'frequency_penality'; vLLM would ignore it"):
+        await engine.complete([[1]], 1, GREEDY.with_fields({"frequency_penality": 0.5}))
+    await engine.stop()
+
+
 @pytest.mark.parametrize("broken", ["torn", "missing", "other names", "other shapes"])
 async def test_weights_that_are_not_whole_or_not_the_models_change_nothing(
     server: StandInServer, url: str, model: Path, tmp_path: Path, broken: str

@@ -1,0 +1,115 @@
+"""The real vLLM as an engine agrees with the others on log probabilities, and gets weights between completions."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+
+import loom
+from loom.errors import Unavailable
+from loom.rl.arithmetic import SMALL_SERVER
+from loom.rl.arithmetic_model import write_arithmetic_model
+from loom.rl.engines.engine import EngineKind
+from loom.rl.engines.make import EngineSettings, make_engine
+from loom.rl.engines.vllm import VllmEngine, VllmOptions
+from loom.rl.generation import weight_files as weights
+from loom.rl.generation.completions import Completion, RequestLimits, Sampling
+from loom.rl.models import causal
+from tests.support.real_vllm import needs_vllm
+
+PROMPTS = ["r38=", "3+4=", "a longer prompt than the others="]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), needs_vllm]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("run")
+    write_arithmetic_model(made / "model")
+    for step in (1, 2):
+        model = causal.load(write_arithmetic_model(made / f"model_{step}", seed=step))
+        weights.save(causal.weights_of(model), causal.config_of(model, "float32"), made / "weights", step)
+    return made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def vllm(folder: Path) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(str(folder / "model"), VllmOptions.of(SMALL_SERVER), folder=folder)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@torch.inference_mode()
+def logprobs_of(model: Path, one: Completion, temperature: float) -> list[float]:
+    """What the model alone says of a completion's tokens."""
+    tokens = torch.tensor([[*one.prompt_tokens, *one.tokens]])
+    logits = causal.load(model)(input_ids=tokens).logits[0, len(one.prompt_tokens) - 1 : -1]
+    found = (logits.double() / temperature).log_softmax(-1)
+    return [float(row[token]) for row, token in zip(found, one.tokens, strict=True)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_three_engines_agree_on_the_log_probabilities_of_the_same_weights(
+    vllm: VllmEngine, folder: Path
+) -> None:
+    await vllm.update_weights(1)
+    engines = {"vllm": vllm}
+    for kind in (EngineKind.LOOM, EngineKind.TRANSFORMERS):
+        settings = EngineSettings(
+            kind, None, None, str(folder / "model"), RequestLimits(), 0, folder, "generator", 0, 0
+        )
+        engines[kind.value] = engine = make_engine(settings, {})  # type: ignore[assignment]
+        await engine.update_weights(1)
+
+    greedy = {}
+    for name, engine in engines.items():
+        for temperature in (0.7, 1.0):
+            for one in await engine.complete(PROMPTS, 4, Sampling(16, temperature, seed=5)):
+                assert one.weights_step == 1
+                assert one.logprobs == pytest.approx(logprobs_of(folder / "model_1", one, temperature), abs=1e-4), (
+                    name
+                )
+        greedy[name] = await engine.complete(PROMPTS, 1, Sampling(16, 0.0))
+
+    for place in range(len(PROMPTS)):
+        one, *others = (found[place] for found in greedy.values())
+        for other in others:
+            assert other.tokens == one.tokens
+            assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
+            assert other.prompt_tokens == one.prompt_tokens
+    for name in ("loom", "transformers"):
+        await engines[name].stop()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_fields_go_through_and_unknown_ones_are_refused(vllm: VllmEngine) -> None:
+    fields = {"top_k": 1, "frequency_penalty": 0.5, "ignore_eos": True, "stop": ["zzz"]}
+    found = await vllm.complete(PROMPTS, 2, Sampling(12, 1.0).with_fields(fields))
+    assert {len(one.tokens) for one in found} == {12}
+    with pytest.raises(loom.WrongArguments, match="no sampling field 'frequency_penality'"):
+        await vllm.complete(PROMPTS, 1, Sampling(4).with_fields({"frequency_penality": 0.5}))
+    with pytest.raises(loom.WrongArguments, match="out of vocabulary"):
+        await vllm.complete([[900]], 1, Sampling(4))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_weights_have_their_step_and_a_killed_server_says_so(vllm: VllmEngine, folder: Path) -> None:
+    answer = await vllm.update_weights(2)
+    (one,) = await vllm.complete(PROMPTS[:1], 1, Sampling(8, 0.0))
+
+    assert answer["phases"].keys() == {"pause_ms", "load_ms", "resume_ms"}
+    assert [(span.step, span.start, span.end) for span in one.spans] == [(2, 0, len(one.tokens))]
+    assert one.logprobs == pytest.approx(logprobs_of(folder / "model_2", one, 1.0), abs=1e-4)
+
+    assert vllm._server is not None
+    assert vllm._server.pid is not None
+    os.kill(vllm._server.pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="has ended, exit code -9"):
+        await vllm.complete(PROMPTS, 1, Sampling(4))
