@@ -80,7 +80,12 @@ class Killer:
             time.sleep(0.1)
 
     def await_servers(self, count: int) -> None:
-        self._run.await_true(lambda: len(self.servers()) == count, f"{count} servers", BOUND)
+        """Wait until so many servers run, and their generators take part: they have weights, and say so."""
+
+        def ready() -> bool:
+            return len(self.servers()) == len(self._run.pids("generator")) == count
+
+        self._run.await_true(ready, f"{count} servers", BOUND)
 
 
 def assert_whole(summary: RunSummary, batch: int) -> None:
