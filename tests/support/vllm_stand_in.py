@@ -1,7 +1,7 @@
 """A stand-in for a vLLM server: its routes for completions and weights, without a model.
 
 What it draws is a function of the prompt and the step of its weights, and each log probability is ``-step``: so a
-test sees which weights drew a token. As a program it takes the place of ``python -m vllm.entrypoints.cli.main``.
+test sees which weights drew a token. As a program it takes the place of ``bin/vllm`` of an environment.
 """
 
 from __future__ import annotations

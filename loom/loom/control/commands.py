@@ -125,13 +125,21 @@ def _of_cohort(rest: list[Any]) -> bool:
     return len(rest) == 2 and type(rest[0]) is bool and type(rest[1]) is str
 
 
-class Change(NamedTuple):
-    """A changed value. ``old`` is also None if the old value is unknown."""
-
+class _OldAndNew(NamedTuple):
     old: Any
     new: Any
-    back: Mapping[str, Any] | None = None
+
+
+class Change(_OldAndNew):
+    """A changed value, the pair ``(old, new)``. ``old`` is also None if the old value is unknown."""
+
+    back: Mapping[str, Any] | None
     """The values, by key, that bring back what was before, if ``old`` does not: it was a schedule's."""
+
+    def __new__(cls, old: Any, new: Any, back: Mapping[str, Any] | None = None) -> Change:
+        self = super().__new__(cls, old, new)
+        self.back = back
+        return self
 
     def to_body(self) -> dict[str, Any]:
         """Return the object for JSON."""

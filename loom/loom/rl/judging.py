@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ class Judged:
     """Why the first of these has none."""
     rewards: list[float] = field(default_factory=list)
     means: dict[str, float] = field(default_factory=dict)
-    """Of each reward function, over the completions of which it had an opinion; NaN for none."""
+    """Of each reward function, over the completions of which it had an opinion, if any."""
     flat: int = 0
     """Prompts whose completions are all equally good."""
     rollouts: list[Rollout] = field(default_factory=list)
@@ -71,7 +70,8 @@ class Judge:
         )
         for name in self.names:
             values = [one.parts[name] for one in every if name in one.parts]
-            judged.means[name] = statistics.fmean(values) if values else math.nan
+            if values:
+                judged.means[name] = statistics.fmean(values)
         kept = []
         for (id, _, group), rewards in zip(answers, found, strict=True):
             known = [(at, reward.value) for at, reward in enumerate(rewards) if reward.value is not None]

@@ -28,8 +28,9 @@ from loom.rl.prompts import Prompt
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.samples import Sample
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun, Weights
-from loom.rl.task import Task, prompt_tokens
+from loom.rl.task import Task, Tokenizer, prompt_tokens
 from loom.rl.trainer import Training, restored_step
+from loom.terminal_text import fit_line
 from loom.threadlet import Deferred, Threadlet
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class OrchestratorRun:
         )
         self._inflight = Inflight(pool)
         if type(self._spec.task).rollout is not Task.rollout:
-            self._turns = MultiTurn(self._spec.task, pool, spec.own_tokenizer, self._spec.rollout_timeout)
+            self._turns = MultiTurn(self._spec.task, pool, self._tokenizer, self._spec.rollout_timeout)
         try:
             with Threadlet(
                 NAME, group=NAME, weaver=session.weaver_address(), devices=(), config=self._config(options)
@@ -230,6 +231,8 @@ class OrchestratorRun:
 
     def _change(self, name: str, value: Any) -> Deferred:
         """Change an option from the next step on; an exception refuses the change."""
+        if name == "inflight" and value and self._turns is not None:
+            raise WrongArguments("inflight is for tasks of one turn, and this task has a rollout of its own")
         wanted = replace(self._wanted, **{name: value})
         wanted.check()
         self._wanted = wanted
@@ -264,7 +267,8 @@ class OrchestratorRun:
         self._barrier.async_level = min(self._options.async_level, self._bound)
         if self._spec.lines:
             ckpt_step, level = self._barrier.ckpt_step, self._barrier.async_level
-            print(f"progress.step={step}, ckpt_step={ckpt_step}, async_level={level}", flush=True)  # noqa: T201
+            line = f"progress.step={step}, ckpt_step={ckpt_step}, async_level={level}"
+            print(fit_line(line), flush=True)  # noqa: T201 - a log line, as those of `loom.tracing`
         if self._barrier.hit(step):
             self._update_weights(step)
         every = self._spec.evaluate_every
@@ -425,7 +429,12 @@ class OrchestratorRun:
         """Return what generators get: a text, or the tokens of a chat."""
         if isinstance(prompt.content, str):
             return prompt.content
-        return prompt_tokens(prompt, self._spec.generators.own_tokenizer)
+        return prompt_tokens(prompt, self._tokenizer)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """The tokenizer, which may be read from a folder."""
+        return self._spec.generators.own_tokenizer
 
     def _tidy(self) -> None:
         """Remove rollouts and weights that nobody needs any more."""

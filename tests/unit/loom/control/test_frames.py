@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import msgpack
@@ -347,3 +348,14 @@ def test_other_values_are_refused_by_their_path(value: Any) -> None:
 def test_a_configuration_without_a_key_is_refused() -> None:
     with pytest.raises(WrongArguments, match="give at least one key and its value"):
         plain_config({})
+
+
+def test_a_change_is_the_pair_of_its_values_and_knows_what_takes_it_back() -> None:
+    change = Change(0.1, 0.5, {"learning_rate": None})
+
+    old, new = change
+    again = pickle.loads(pickle.dumps(change))
+
+    assert change == (old, new) == (0.1, 0.5) == again
+    assert change.back == again.back == {"learning_rate": None}
+    assert Change(1, 2).back is None

@@ -18,6 +18,7 @@ from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Completion, RequestLimits, Sampling
 from loom.rl.models import causal
 
+pytest.importorskip("transformers")
 PROMPTS = ["r38=", "3+4=", "a longer prompt than the others="]
 
 
