@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import loom
+from loom.mutual_auth import over_http
 from loom_proxy.local import LocalCluster
 from tests.support import slow
 
@@ -64,6 +65,13 @@ def _no_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_forwarded_ports() -> Iterator[None]:
+    """Let a module's servers have ports that `kubectl` forwarded in the tests of another."""
+    yield
+    over_http._forwarded.clear()
 
 
 @pytest.fixture

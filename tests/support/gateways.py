@@ -125,6 +125,12 @@ class Gateway:
         """The sockets that there are in the folder."""
         return [path.name for path in self.state.glob("*.sock")]
 
+    def socket(self, session: str) -> str:
+        """The socket of a session's driver."""
+        records = {path: json.loads(path.read_text()) for path in self.state.glob("driver-*.json")}
+        (found,) = [path for path, record in records.items() if record["session"] == session]
+        return str(found.with_suffix(".sock"))
+
     def close(self) -> None:
         """End everything; nothing may be left."""
         if self._process is None:

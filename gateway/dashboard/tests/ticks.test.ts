@@ -1,6 +1,6 @@
 /** The axes of a plot. */
 
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 
 import { clock } from '../src/lib/format';
 import { rangeOfValues, ticksOf, valueTicks, type Tick } from '../src/lib/ticks';
@@ -26,6 +26,14 @@ describe('the ticks below a plot', () => {
     const midnights = ticksOf('time', [noon - 60 * 86400, noon + 60 * 86400], 800);
     expect(midnights.length).toBeGreaterThan(5);
     expect(midnights.map(({ at }) => new Date(at * 1000).getHours())).toEqual(midnights.map(() => 0));
+  });
+
+  it('are found without looking at every second of the days around', () => {
+    const asked = vi.spyOn(Date.prototype, 'getTimezoneOffset');
+    ticksOf('time', [1e9, 1e9 + 11], 240);
+    ticksOf('time', [1e9, 1e9 + 7200], 240);
+    expect(asked.mock.calls.length).toBeLessThan(200);
+    vi.restoreAllMocks();
   });
 
   it('are some at most, however long the axis is', () => {

@@ -148,7 +148,7 @@ class SessionManager:
 
     @property
     def spare_ready(self) -> bool:
-        return self._spare is not None and self._spare.done() and self._spare.exception() is None
+        return self._spare is not None and self._spare.done() and not _is_of_no_use(self._spare)
 
     @property
     def isolation(self) -> tuple[bool, bool]:

@@ -19,6 +19,10 @@ BOUND = 10.0
 """Seconds that the thread may take to end."""
 
 
+SNAPSHOT = b'{"type": "snapshot"'
+"""How the message with the snapshot begins."""
+
+
 class Watcher:
     """A WebSocket that gets what a page gets, and throws it away; a context manager.
 
@@ -31,6 +35,7 @@ class Watcher:
     def __init__(self, url: str, token: str, subscription: dict[str, Any] | None) -> None:
         self.received = 0
         """Bytes of messages."""
+        self._there = False
         self._socket = connect(
             f"{url}/ws/v1/weaver",
             additional_headers={"Authorization": f"Bearer {token}"},
@@ -45,19 +50,21 @@ class Watcher:
 
     @property
     def there(self) -> bool:
-        """Whether the first message has come, which is the snapshot.
+        """Whether the snapshot has come, for which thousands of replicas are packed.
 
         Raises:
             CallerError: the gateway has closed the socket.
         """
         if not self._thread.is_alive():
             raise CallerError("the gateway closed the socket of a second watcher")
-        return self.received > 0
+        return self._there
 
     def _read(self) -> None:
         with contextlib.suppress(ConnectionClosed):
             while True:
-                self.received += len(self._socket.recv(decode=False))
+                message = self._socket.recv(decode=False)
+                self.received += len(message)
+                self._there = self._there or message.startswith(SNAPSHOT)
 
     def __enter__(self) -> Watcher:
         return self

@@ -369,10 +369,8 @@ def test_a_driver_without_a_session_says_that_it_is_starting(gateway: Gateway) -
 
 
 def test_a_driver_says_what_it_can_describe_and_goes_on(gateway: Gateway) -> None:
-    await_true(lambda: gateway.rest("/status")["spare_ready"])
-    (path,) = gateway.sockets()
-    with gateway.connect():
-        wrong, right = asked(str(gateway.state / path), "secrets", "meshes")
+    with gateway.connect() as job:
+        wrong, right = asked(gateway.socket(job.session), "secrets", "meshes")
         refusal = str(error_from_refusal(wrong))
         assert "this driver describes life and meshes and runs and tensors, not 'secrets'" in refusal
         assert (right.kind, right.body) == (Kind.DESCRIPTION, tuple(Description().to_body()))

@@ -11,6 +11,7 @@ export interface Tick {
 const NEAR = 80; // pixels between two ticks below a plot
 const CLOSE = 28; // pixels between two ticks beside it
 const DAY = 86400;
+const LEAST_SHIFT = 900; // seconds, of which the times of all zones differ by multiples
 const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY, 2 * DAY, 7 * DAY, 14 * DAY];
 const day = new Intl.DateTimeFormat(undefined, { month: 'short', day: 'numeric' });
 
@@ -20,8 +21,10 @@ export function ticksOf(axis: Axis | 'elapsed', [from, until]: Range, width: num
   if (axis === 'step' || axis === 'samples') return multiples(Math.max(1, roundStep(rough)), from, until).map((at) => ({ at, text: compact(at) }));
   const step = SECONDS.find((one) => one >= rough) ?? Math.ceil(rough / (30 * DAY)) * 30 * DAY;
   if (axis === 'elapsed') return multiples(step, from, until).map((at) => ({ at, text: duration(at) }));
-  return multiples(step, from - DAY, until + DAY)
-    .map((time) => time + new Date(time * 1000).getTimezoneOffset() * 60)
+  const shift = (time: number): number => (step < LEAST_SHIFT ? 0 : new Date(time * 1000).getTimezoneOffset() * 60);
+  const margin = step < LEAST_SHIFT ? 0 : DAY;
+  return multiples(step, from - margin, until + margin)
+    .map((time) => time + shift(time))
     .filter((time) => time >= from && time <= until)
     .map((at) => ({ at, text: step >= DAY ? day.format(at * 1000) : clock(at).slice(0, step >= 60 ? 5 : 8) }));
 }

@@ -32,6 +32,8 @@ START_TIMEOUT = 120.0
 """Seconds that a process has to import what the functions need."""
 GRACE = 2.0
 """Seconds beyond the limit in which a process may say that a coroutine took too long."""
+END_TIMEOUT = 5.0
+"""Seconds that a process which answers no more has to end by itself."""
 CHUNK = 32
 """The most calls that a process is given at a time."""
 
@@ -242,14 +244,26 @@ class _Worker:
         return found
 
     def _end(self) -> None:
+        """Note that it answers no more. It has ended, or does so now."""
         self.gone = True
+        deadline = time.monotonic() + END_TIMEOUT
+        while not self._has_ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._kill()
         code = self._process.wait()
         what = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self.why_gone = self.why_gone or f"ended its process with {what}"
 
+    def _has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:  # else its number may be another process's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """End it with all that it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
         self._process.wait()
         self.connection.close()

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from loom.errors import ProtocolMismatch, WrongArguments
 from loom.weaver.storage.samples import POINT, CurveSamples, average, outline
 from loom.weaver.storage.store import Commit, Store
+from loom.weaver.storage.wide_outlines import WIDE, outlines_in, widen
 
 CHUNK = 128
 
@@ -283,14 +284,7 @@ class MetricHistory:
         full = [*self._written.get(series, ()), *self._full.get(series, ())]
         # Memory has all points of these chunks; their rows may have some of them already.
         in_memory = {series.chunk, *(row[0] for row in full)}
-        first, last = ("first_step", "last_step") if by == "step" else ("first", "last_time")
-        # An older Loom deletes chunks without their outlines.
-        outlines = self._db.execute(
-            "SELECT chunk, points, last_time, last_step, mean, low, high "
-            "FROM outlines JOIN chunks INDEXED BY chunks_of_series USING (series, first) "
-            f"WHERE outlines.series = ? AND chunks.id = chunk AND {last} >= ? AND {first} <= ?",
-            (series.id, since, until),
-        ).fetchall()
+        outlines = outlines_in(self._db, series.id, by, since, until, closely)
         others = self._db.execute(
             "SELECT id, level, first, last, data FROM chunks WHERE id IN (SELECT id FROM chunks WHERE series = ? "
             "EXCEPT SELECT chunk FROM outlines WHERE series = ?) ORDER BY level DESC, first",
@@ -303,14 +297,18 @@ class MetricHistory:
                     found.add_points(array("d", data))
                 else:
                     fine.append((id, data))
-        of_chunks = sum(one[1] for one in outlines) > closely
-        fine += [(one[0], one if of_chunks else self._data(one[0])) for one in outlines if one[0] not in in_memory]
-        fine.sort(key=itemgetter(0))
-        for kind, group in itertools.groupby(fine, key=lambda one: type(one[1])):
-            if kind is bytes:
-                found.add_points(array("d", b"".join(data for _, data in group)))  # type: ignore[misc]
-            else:
-                found.add_outlines([one[1:] for _, one in group])
+        of_chunks = sum(map(itemgetter(1), outlines)) > closely
+        outlines = [one for one in outlines if one[0] not in in_memory]
+        if of_chunks and not fine:
+            found.add_outlines(outlines)
+        else:
+            fine += [(one[0], one if of_chunks else self._data(one[0])) for one in outlines]
+            fine.sort(key=itemgetter(0))
+            for kind, group in itertools.groupby(fine, key=lambda one: type(one[1])):
+                if kind is bytes:
+                    found.add_points(array("d", b"".join(data for _, data in group)))  # type: ignore[misc]
+                else:
+                    found.add_outlines([one for _, one in group])
         found.add_points(array("d", b"".join(row[-1] for row in full)) + series.open)
 
     def value_at(self, replica: str, metric: str, run: str, step: int) -> float | None:
@@ -452,6 +450,7 @@ class MetricHistory:
         for table, column in (
             ("chunks", "series"),
             ("outlines", "series"),
+            ("wide_outlines", "series"),
             ("series", "id"),
             ("aged", "series"),
             ("runs_of_series", "series"),
@@ -488,6 +487,10 @@ class MetricHistory:
         commit.insert("chunks", rows, replace=True)
         full = (outline(series.id, row[0], row[-1]) for series, some in self._written.items() for row in some)
         commit.insert("outlines", [one for one in full if one is not None], replace=True)
+        for series, some in self._written.items():
+            chunks = series.before // CHUNK
+            if chunks // WIDE > (chunks - len(some)) // WIDE:  # those of this commit are still told from memory
+                commit.run(partial(widen, series=series.id, before=some[0][0]))
         ids = [series.id for series in due]
         commit.update("series", "upto", commit.journal_id, "id", ids)
         commit.when_stored(self._written.clear)
@@ -555,7 +558,8 @@ class MetricHistory:
         for series, points in aged.items():
             commit.execute(add, series, points)
             # Those of its chunks that stay and are older have none then, and are read closely.
-            commit.execute("DELETE FROM outlines WHERE series = ? AND chunk <= ?", series, newest[series])
+            for table in ("outlines", "wide_outlines"):
+                commit.execute(f"DELETE FROM {table} WHERE series = ? AND chunk <= ?", series, newest[series])
         # First of all, because nothing may be added to a chunk that goes.
         commit.delete("chunks", "id", list(deleted))
         for step in steps:

@@ -75,9 +75,10 @@ class CurveSamples:
         self._extend([1] * len(values), points[::POINT].tolist(), points[1::POINT].tolist(), values, values, values)
 
     def add_outlines(self, outlines: Iterable[Sequence[Any]]) -> None:
-        """Add (points, last time, last step, mean, low, high) of chunks."""
-        counts, times, steps, *values = zip(*outlines, strict=True)
-        self._extend(counts, times, steps, *([math.nan if one is None else one for one in some] for some in values))
+        """Add (chunk, points, last time, last step, mean, low, high) of chunks."""
+        _, counts, times, steps, *values = zip(*outlines, strict=True)
+        columns = ([math.nan if one is None else one for one in some] if None in some else some for some in values)
+        self._extend(counts, times, steps, *columns)
 
     def add(self, count: int, time: float, step: float, mean: float, low: float, high: float) -> None:
         self._extend([count], [time], [step], [mean], [low], [high])

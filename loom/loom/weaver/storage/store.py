@@ -142,7 +142,7 @@ _PASSES = 5
 
 _WAIT = 300.0  # seconds that a statement waits for another connection
 
-# Version 1 had neither goodput, aged, outlines, runs nor alerts at first. A missing table is added;
+# Version 1 had neither goodput, aged, outlines, wide ones, runs nor alerts at first. A missing table is added;
 # an older Loom ignores it.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outcomes (
@@ -166,12 +166,29 @@ CREATE TABLE IF NOT EXISTS outlines (
     last_time REAL NOT NULL, first_step REAL, last_step REAL, mean REAL, low REAL, high REAL,
     PRIMARY KEY (series, chunk)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS wide_outlines (
+    series INTEGER NOT NULL, chunk INTEGER NOT NULL, last_chunk INTEGER NOT NULL, chunks INTEGER NOT NULL,
+    points INTEGER NOT NULL, first REAL NOT NULL, last_time REAL NOT NULL, first_step REAL, last_step REAL,
+    mean REAL, low REAL, high REAL, PRIMARY KEY (series, chunk)
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS chunks_of_series ON chunks (series, first);
 CREATE INDEX IF NOT EXISTS chunks_by_age ON chunks (level, last);
 """ + "".join(
     f"CREATE TABLE IF NOT EXISTS {table} (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;"
     for table in _KEYED
 )
+
+
+_MEND = """
+DELETE FROM outlines WHERE NOT EXISTS (
+    SELECT 1 FROM chunks WHERE id = chunk AND chunks.series = outlines.series AND chunks.first = outlines.first
+);
+DELETE FROM wide_outlines WHERE chunks != (
+    SELECT COUNT(*) FROM outlines
+    WHERE outlines.series = wide_outlines.series AND outlines.chunk BETWEEN wide_outlines.chunk AND last_chunk
+);
+"""
+"""An older Loom deletes chunks without their outlines, and outlines without the wide ones."""
 
 
 class Store:
@@ -188,7 +205,7 @@ class Store:
             self.db.execute("PRAGMA cache_size=-16384")
             (version,) = self.db.execute("PRAGMA user_version").fetchone()
             if version in (0, _VERSION):
-                self.db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={_VERSION}; COMMIT")
+                self.db.executescript(f"BEGIN; {_SCHEMA} {_MEND} PRAGMA user_version={_VERSION}; COMMIT")
             # A store in memory has one connection only.
             self.reader = self.db if self.path == ":memory:" else self._connect()
             """Finds what is committed, while ``db`` writes on another thread."""

@@ -70,7 +70,7 @@ def picky(completion: str) -> Any:
         os._exit(3)
     if completion == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen(["sleep", "600"])
+        subprocess.Popen(["sleep", "600.25"])
         time.sleep(600)
     return {"text": "good", "nan": float("nan"), "none": None}.get(completion, 1)
 
@@ -138,7 +138,7 @@ def test_a_function_that_hangs_is_killed_with_what_it_started() -> None:
     left = [
         one
         for one in psutil.process_iter(["cmdline"])
-        if one.pid not in before and "600" in (one.info["cmdline"] or ())
+        if one.pid not in before and "600.25" in (one.info["cmdline"] or ())
     ]
     assert not left
 
@@ -152,6 +152,20 @@ def test_coroutines_wait_together_and_one_that_hangs_or_blocks_costs_no_other() 
     found = judged([slow], ["a", "block", "b"], seconds=2.0)
     assert [one.value for one in found] == [1.0, None, 1.0]
     assert found[1].failure == "slow took longer than 2 s"
+
+
+def test_no_signal_goes_to_a_process_that_has_been_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = RewardPool(reward_functions([exact]), 1, 60.0)
+    pool.start()
+    (worker,) = pool._workers
+    os.kill(worker._process.pid, signal.SIGKILL)
+    assert not worker.receive()
+    while not worker.gone:
+        worker.receive()
+    monkeypatch.setattr(os, "killpg", lambda *given: pytest.fail(f"signals {given}"))
+    pool.close()
 
 
 def test_a_list_of_another_length_is_a_failure_of_all() -> None:

@@ -17,6 +17,7 @@ from loom.weaver.run_views import RunCurves
 from loom.weaver.runs import catalog
 from loom.weaver.runs.curves import MAX_OUTLIERS, outliers
 from loom.weaver.storage import history as limits
+from loom.weaver.storage import wide_outlines
 from loom.weaver.storage.samples import CurveSamples, outline
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 from tests.unit.loom.weaver.test_history import START, Recorder
@@ -97,6 +98,88 @@ def test_a_range_of_many_points_is_read_closely() -> None:
     assert max(found.counts) == 1
 
 
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide outlines of three chunks, which are used however few the points are."""
+    for module in (limits, wide_outlines):
+        monkeypatch.setattr(module, "WIDE", 3)
+    monkeypatch.setattr(wide_outlines, "MANY", 0)
+
+
+def wide_rows(recorder: Recorder) -> list[tuple[int, int]]:
+    """The first chunk and the number of chunks of each wide outline."""
+    return recorder.store.db.execute("SELECT chunk, chunks FROM wide_outlines ORDER BY chunk").fetchall()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("by", ["time", "step"])
+def test_wide_outlines_and_points_tell_the_same(wide: None, by: str, seed: int) -> None:
+    recorder, random_ = Recorder(write_after=60.0 * (seed % 2)), random.Random(seed)
+    step, written = 0, 0
+    for number in range(6000):
+        if random_.random() < 0.0005:
+            step = max(0, step - 700)  # a restart from a checkpoint
+        time = START + number
+        value = math.nan if random_.random() < 0.0005 else random_.random()
+        recorder.history.record("train_0", recorder.store.journal_id, time, step, {"loss": value})
+        recorder.store.log(["train_0", "", time, step, {"loss": value}])
+        step += 1
+        if random_.random() < 0.02:
+            recorder.commit(time)
+            written = max(written, len(wide_rows(recorder)))
+    since, until = (500, 3000) if by == "step" else (START + 700, START + 4400)
+    for bounds in (EVER, (since, until)):
+        exact = recorder.history.samples("train_0", "loss", None, by, *bounds, closely=10**6)
+        told = recorder.history.samples("train_0", "loss", None, by, *bounds, closely=0)
+        finite = [one for one in exact.means if math.isfinite(one)]
+        # At the edges of a range, a chunk is inside or not as a whole.
+        assert sum(told.counts) == pytest.approx(len(exact), abs=0 if bounds == EVER else 8 * limits.CHUNK)
+        assert len(told.sections()) == len(exact.sections())
+        if bounds == EVER:
+            assert min(filter(math.isfinite, told.lows)) == min(finite)
+            assert max(filter(math.isfinite, told.highs)) == max(finite)
+    assert written >= 6
+    assert max(told.counts) > limits.CHUNK
+
+
+def test_a_wide_outline_ends_where_steps_fall_or_a_chunk_has_no_outline(wide: None) -> None:
+    recorder = Recorder(write_after=0.0)
+    for chunk, start in enumerate([0, 128, 64, 192, 320, 448, 576, None, 704, 832, 960, 1088]):
+        for at in range(limits.CHUNK):
+            place, time = None if start is None else start + at, START + chunk * limits.CHUNK + at
+            recorder.history.record("train_0", recorder.store.journal_id, time, place, {"loss": 1.0})
+        recorder.store.log([])
+        recorder.commit()
+    recorder.commit()
+
+    assert wide_rows(recorder) == [(1, 2), (3, 3), (6, 2), (9, 3)]
+
+
+def test_wide_outlines_go_with_their_chunks(wide: None, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "weaver.db", levels=(limits.HistoryLevel(100.0, 10.0),), write_after=0.0)
+    for step in range(3000):
+        recorder.record(step, loss=1.0)
+        if step % 100 == 0:
+            recorder.commit(START)
+    recorder.commit(START)
+    before = wide_rows(recorder)
+    recorder.store.db.execute("DELETE FROM chunks WHERE id = 2")  # as an older Loom does
+    again = Recorder(tmp_path / "weaver.db", levels=(limits.HistoryLevel(100.0, 10.0),))
+    assert len(before) > 5
+    assert wide_rows(again) == before[1:]
+    assert (
+        sum(again.history.samples("train_0", "loss", None, "step", *EVER, closely=0).counts) == 3000 - limits.CHUNK
+    )
+
+    for _ in range(3):
+        again.commit(START + 1e6)
+    assert wide_rows(again) == []
+    assert again.steps()[-1] == 2999
+    commit = again.store.begin()
+    again.history.forget(commit, "train_0")
+    again.store.write(commit)
+
+
 def test_points_of_an_older_store_have_no_outlines_and_are_read() -> None:
     recorder = Recorder(write_after=0.0)
     for step in range(1000):
@@ -117,7 +200,7 @@ def test_an_older_loom_leaves_outlines_of_deleted_chunks(tmp_path: Path) -> None
     recorder.commit()
     recorder.store.db.execute("DELETE FROM chunks WHERE id = 2")
 
-    found = recorder.history.samples("train_0", "loss", None, "step", *EVER, closely=0)
+    found = Recorder(tmp_path / "weaver.db").history.samples("train_0", "loss", None, "step", *EVER, closely=0)
 
     assert sum(found.counts) == 1000 - limits.CHUNK
 

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import loom
-from loom.mutual_auth import over_http
 from loom.rest_client import Gateway
 from loom.tracing.otlp import Exporter
 
@@ -51,7 +50,6 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
 def redirected(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
     """The address of a server that leads elsewhere, and the headers that came there."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"Authorization={SECRET.replace(' ', '%20')},x-api-key=abc")
-    monkeypatch.setattr(over_http, "_forwarded", set())  # an earlier test may have had kubectl forward this port
     shown: list[str] = []
     elsewhere, server = serve(Elsewhere), serve(Redirecting)
     elsewhere.shown = shown  # type: ignore[attr-defined]

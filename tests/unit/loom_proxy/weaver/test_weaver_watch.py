@@ -14,7 +14,6 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 import loom
-from loom.mutual_auth import over_http
 from loom.weaver.views import Away, Snapshot
 from loom_proxy.weaver.watch import WeaverWatch
 
@@ -86,8 +85,7 @@ def test_a_watch_goes_on_with_the_next_token_when_one_expires(is_async: bool) ->
 @pytest.mark.guarantees("strangers", "The token does not follow a redirect")
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_token_does_not_follow_a_redirect(code: int, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(over_http, "_forwarded", set())  # an earlier test may have had kubectl forward this port
+def test_the_token_does_not_follow_a_redirect(code: int, is_async: bool) -> None:
     shown: list[str] = []
 
     class Elsewhere(BaseHTTPRequestHandler):
