@@ -239,7 +239,9 @@ class _Measuring:
         with _Calls(self._echo) as calls:
             self._page.reload()  # only now are its messages seen
             self._tab.live()
-        self._figures.opened = time.monotonic() - start
+            self._figures.opened = time.monotonic() - start
+            expect(self._page.get_by_test_id("job").first).to_be_visible(timeout=BOUND * 1e3)
+            self._figures.shown = time.monotonic() - start
         self._figures.calls_opening.extend(calls.milliseconds)
         self._began = time.monotonic()
         for number in range(self._plan.rounds):

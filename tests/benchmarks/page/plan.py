@@ -137,3 +137,5 @@ class PageFigures:
     """The same while the page was open."""
     opened_long: list[float] = field(default_factory=list)
     """Milliseconds from the address of the long run until its curve is drawn; one for each round."""
+    shown: float = 0.0
+    """Seconds until it showed the replicas."""

@@ -144,6 +144,7 @@ def _figures(figures: PageFigures) -> Iterator[Figure]:
     yield Figure("weaver, one watcher", "cores", of_loads(lambda one: one.weaver))
     yield Figure("simulated threadlets", "cores", of_loads(lambda one: one.threadlets))
     yield Figure("the page is loaded anew", "s until it is connected", (figures.opened,))
+    yield Figure("the page is loaded anew, all of it", "s until it shows the replicas", (figures.shown,))
     yield Figure("a run of many points is opened", "ms until its curve is shown", tuple(figures.opened_long))
     yield Figure("snapshot of a second watcher", "s", tuple(figures.watcher_there))
     calls = {
