@@ -48,6 +48,9 @@ _OF_TOKENIZER = re.compile(r"(?i)(pad|eos|bos|unk|sep|cls|mask|stop|image|specia
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _KNOWN_SECRET = re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|sk-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.\-]{8,}")
 
+_OF_SESSIONS = frozenset(("loom_gateway.driver", "monarch._src.actor.bootstrap_main"))
+"""The modules that a session's own processes run."""
+
 _TREE = re.compile(r"/trees/([0-9a-f]{64})(?=/|$)")
 """The hash of a synced folder's tree, in its path on a host."""
 
@@ -74,7 +77,7 @@ def tell(send: Callable[[Frame], object], host: str, gpus: Sequence[str]) -> Non
 def gather(host: str, gpus: Sequence[str]) -> dict[str, Any]:
     """Return the facts, as `StartFacts` describes them."""
     facts: dict[str, Any] = {
-        "command": without_secrets(_command()),
+        "command": _command(),
         "host": host,
         "gpus": list(gpus),
         "platform": platform.platform(),
@@ -124,12 +127,13 @@ def _is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None and _OF_TOKENIZER.search(name) is None
 
 
-def _command() -> list[str]:
+def _command() -> list[str] | None:
+    """Return the command line; None in a session's process, whose command is not its user's."""
     with suppress(ValueError, TypeError, KeyError):
         given = json.loads(os.environ[COMMAND_VARIABLE])
         if isinstance(given, list):
-            return [str(one) for one in given]
-    return list(sys.orig_argv)
+            return without_secrets([str(one) for one in given])
+    return None if _OF_SESSIONS & set(sys.orig_argv) else without_secrets(sys.orig_argv)
 
 
 def _versions() -> dict[str, str]:

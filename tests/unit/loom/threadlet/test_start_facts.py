@@ -41,6 +41,16 @@ def test_other_values_are_told(argument: str) -> None:
     assert without_secrets(argument.split()) == argument.split()
 
 
+@pytest.mark.parametrize("module", ["loom_gateway.driver", "monarch._src.actor.bootstrap_main"])
+def test_the_command_of_a_session_is_not_told(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the cluster's: it names sockets and workers, and nothing that the user has written."""
+    monkeypatch.delenv("LOOM_RUN_COMMAND", raising=False)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", module, "--socket", "/run/driver.sock"])
+    assert "command" not in gather("host", [])
+    monkeypatch.setenv("LOOM_RUN_COMMAND", '["python", "train.py"]')
+    assert gather("host", [])["command"] == ["python", "train.py"]
+
+
 def test_the_id_of_a_start_is_that_of_loom_run_or_of_a_step_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOOM_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PTY_PORT"):
         monkeypatch.delenv(name, raising=False)
