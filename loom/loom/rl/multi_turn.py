@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from loom.errors import describe_error
 from loom.rl.generation.completions import Completion
 from loom.rl.generation.generator_pool import GeneratorPool
-from loom.rl.generation.interruptible_calls import LOOK_EVERY, ProcessGone, result_of
+from loom.rl.generation.interruptible_calls import LOOK_EVERY, ProcessGone, begin, result_of
 from loom.rl.prompts import Message, Prompt
 from loom.rl.samples import Sample
 from loom.rl.task import Task, Tokenizer, prompt_tokens
 
 TURN_SEEDS = 7_919
 """The distance of the seeds of two turns."""
+CANCELLED_IN = 5.0
+"""Seconds that coroutines have to end when their caller is interrupted."""
+
+_T = TypeVar("_T")
 
 
 class _Turns:
@@ -46,7 +53,7 @@ class _Turns:
 
 @dataclass
 class MultiTurn:
-    """Draws answers by the coroutine of a task, on the orchestrator's thread.
+    """Draws answers by the coroutine of a task, in a thread of its own, for which the orchestrator's thread waits.
 
     A turn that a generator is lost with is drawn again by another one; the turns before it stay.
     """
@@ -68,7 +75,7 @@ class MultiTurn:
         """
         self.max_tokens = max_tokens
         self._busy.clear()
-        return asyncio.run(self._samples(prompts, n, seed))
+        return _run_apart(self._samples(prompts, n, seed))
 
     async def _samples(self, prompts: Sequence[Prompt], n: int, seed: int) -> list[list[Sample]]:
         answers = [
@@ -118,6 +125,39 @@ class MultiTurn:
                 return completion
             finally:
                 self._busy[one.number] -= 1
+
+
+def _run_apart(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of a coroutine, from an event loop in another thread: one may run in this thread already.
+
+    An exception that interrupts the wait cancels the coroutine.
+    """
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[_T]]] = Future()
+    ended = threading.Event()
+
+    async def main() -> _T:
+        task = asyncio.ensure_future(coroutine)
+        started.set_result((asyncio.get_running_loop(), task))
+        try:
+            return await task
+        finally:
+            ended.set()
+
+    def rollouts() -> _T:
+        return asyncio.run(main())
+
+    try:
+        result = begin(rollouts)
+        while not result.done():
+            wait([result], LOOK_EVERY)
+    except BaseException:
+        loop, task = started.result(CANCELLED_IN)
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(task.cancel)
+        ended.wait(CANCELLED_IN)
+        raise
+    found: _T = result.result()
+    return found
 
 
 def _tokens(given: object) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ from loom.rl.samples import Sample
 from loom.rl.task import RolloutPolicy, Task
 
 CHARACTERS = Characters()
+BOUND = 60.0
 
 
 @dataclass
@@ -104,6 +106,41 @@ def test_a_turn_that_is_lost_with_its_generator_is_drawn_again_by_another() -> N
 def test_without_a_generator_the_run_ends_and_no_answer_is_blamed() -> None:
     with pytest.raises(LoomError, match="no generator is left"):
         samples(Calculator(), FakePool(generators=1, loses=[1]), "1", "2")
+
+
+async def test_it_works_where_an_event_loop_runs_already() -> None:
+    ((found,),) = samples(Calculator(), FakePool(), "1+2")
+
+    assert found.answer == "22|7"
+
+
+def test_an_interruption_of_the_orchestrator_cancels_the_coroutines() -> None:
+    begun, cancelled, raised = threading.Event(), threading.Event(), []
+
+    class Hanging(Task):
+        async def rollout(self, prompt: Prompt, policy: RolloutPolicy) -> str:
+            try:
+                begun.set()
+                await asyncio.sleep(600)
+            finally:
+                cancelled.set()
+            return ""
+
+    def orchestrate() -> None:
+        try:
+            samples(Hanging(), FakePool(), "1", seconds=600)
+        except KeyboardInterrupt as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=orchestrate)
+    thread.start()
+    assert begun.wait(BOUND)
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+    thread.join(BOUND)
+
+    assert raised
+    assert cancelled.is_set()
 
 
 def failing(rollout: Callable[[Prompt, RolloutPolicy], Any]) -> Sample:
