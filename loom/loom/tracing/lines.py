@@ -66,7 +66,9 @@ FORMS: dict[str, LineForm] = {
     "weights.server.recv": _weights("server.recv", _PATH, _T),
     "weights.rpc.start": _weights("rpc.start", _OP, _T),
     "weights.rpc.done": _weights("rpc.done", _OP, _T, _RPC),
-    "weights.client.done": _weights("client.done", Field("wall_ms", 1), _RPC, Field("queue_ms", 1)),
+    "weights.client.done": _weights(
+        "client.done", Field("wall_ms", 1), _RPC, Field("queue_ms", 1), Field("pool_ms", 1, required=False)
+    ),
     "ckpt.write.done": LineForm("[ckpt] write.done", (_STEP, Field("write_ms", 1))),
     "ckpt.wait.start": LineForm("[ckpt] wait.start", (Field("target_step", 0),)),
     "ckpt.wait.done": LineForm("[ckpt] wait.done", (Field("target_step", 0), _WAIT)),

@@ -21,6 +21,7 @@ from loom.rl.diagnosis.evidence import Evidence, Problem, Problems
 from loom.rl.diagnosis.foreign_run import ForeignRun, beside
 from loom.rl.diagnosis.frameworks import FRAMEWORKS, Framework
 from loom.rl.diagnosis.metric_rows import recognize
+from loom.rl.diagnosis.related_events import UpdatePaths
 from loom.rl.diagnosis.result import Analysis
 from loom.rl.diagnosis.rules import RuleName
 from loom.rl.diagnosis.scanner import EventBlock, Scanner, is_own
@@ -173,7 +174,8 @@ def analyze(
         given = [*files(paths), *given]
     broken, contradictions, extracts = Problems(), Problems(), Extracts()
     scanner = Scanner(broken)
-    collectors = Collector(scanner, contradictions), Collector(scanner, contradictions)
+    ways = UpdatePaths()
+    collectors = Collector(scanner, contradictions, ways), Collector(scanner, contradictions, ways)
     given, written_by = _recognize(given, framework)
     foreign = None if written_by is None else ForeignRun(written_by, broken, steps)
     count = 0

@@ -89,6 +89,7 @@ _NO_NEGATIVES = {
 _DUR = _PLACES["gen.batch.done"]["dur_ms"]
 _WAIT, _WALL = _PLACES["ckpt.wait.done"]["wait_ms"], _PLACES["step.complete"]["wall"]
 _OP, _RPC = _PLACES["weights.rpc.done"]["op"], _PLACES["weights.rpc.done"]["rpc_ms"]
+_POOL = _PLACES["weights.client.done"]["pool_ms"]
 _RELOAD = ("reload_weights", b"reload_weights")
 _FOLLOWED = {
     "weights.client.send",
@@ -114,9 +115,10 @@ class Collector:
     Args:
         scanner: names rows that turn out to be broken.
         contradictions: where lines go that contradict themselves.
+        ways: of updates, whose lines may be here and elsewhere.
     """
 
-    def __init__(self, scanner: Scanner, contradictions: Problems) -> None:
+    def __init__(self, scanner: Scanner, contradictions: Problems, ways: UpdatePaths) -> None:
         self.counts: dict[str, int] = dict.fromkeys(FORMS, 0)
         self.metrics = {name: Metric() for name in METRICS}
         self.reload_ms = Metric()
@@ -126,7 +128,7 @@ class Collector:
         """wall_ms, rpc_ms and queue_ms of updates; those at the same time count once."""
         self.batches = OverlappingEvents(1)
         self.steps = OrchestratorSteps()
-        self.ways = UpdatePaths()
+        self.ways = ways
         self.pairs = UpdateBatchPairs()
         self.timeline: deque[tuple[float | None, Evidence]] = deque(maxlen=LAST)
         self.async_level: int | None = None
@@ -154,6 +156,7 @@ class Collector:
         """Take account of what has not ended. Nothing is taken after that."""
         self.updates.finish()
         self.batches.finish()
+        self.ways.finish()
 
     def _numbers(self, batch: EventBlock, name: str) -> dict[int, list[float]]:
         """Return the columns of numbers of an event. Events with an impossible one are named, and taken out."""
@@ -248,16 +251,16 @@ class Collector:
             self.reload_ms.largest.extend(values, partial(_evidence_of, batch, "weights.rpc.done", reloads))
 
     def _note_ways(self, batch: EventBlock, columns: dict[str, dict[int, list[float]]]) -> None:
-        if self.ways.full:
-            return
         for name, what in _TIMES.items():
             if found := batch.columns.get(name):
                 times = [None if time is None else float(time) for time in found[_PLACES[name]["t"]]]
                 self.ways.note(what, list(map(as_text, found[1])), times)
         if found := batch.columns.get("weights.client.done"):
             wall, *_ = columns["weights.client.done"].values()
-            self.ways.note("wall_ms", list(map(as_text, found[1])), wall)
-        self.ways.flush()
+            traces = list(map(as_text, found[1]))
+            pools = [None if pool is None else float(pool) for pool in found[_POOL]]
+            self.ways.note("pool_ms", traces, pools)
+            self.ways.note("wall_ms", traces, wall)
 
     def _timeline(self, batch: EventBlock) -> None:
         shown = [

@@ -223,8 +223,16 @@ def _ways(measured: Measured) -> list[str]:
     ways = measured.ways
     if not ways.accept.count:
         return []
+    before = {"before the server (the client's pool, the network, the accept queue)": ways.accept.mean}
+    if ways.pool.count == ways.accept.count:
+        before = {
+            "in the client's pool, for a connection": ways.pool.mean,
+            "between the pool and the server's first line (the network, the accept queue, a busy event loop)": max(
+                0.0, ways.accept.mean - ways.pool.mean
+            ),
+        }
     parts = {
-        "before the server (the client's pool, the network, the accept queue)": ways.accept.mean,
+        **before,
         "in the server before the engine (its event loop)": ways.handle.mean,
         "on the way back (the server's event loop, the network)": ways.back.mean,
     }

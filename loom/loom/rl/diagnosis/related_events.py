@@ -9,7 +9,7 @@ from operator import add
 from loom.rl.diagnosis.statistics import EvenSample, Sums
 
 OPEN = 20_000
-"""Updates on their way: a part is kept until the rest comes, from this file or another."""
+"""Updates whose ways are kept: the rest of one may come from this file or another."""
 PAIRS = 20_000
 """Pairs of an update and a batch that are kept, evenly spread."""
 STARTING, STEADY = 4, 8
@@ -112,52 +112,52 @@ class _Way:
     start: float | None = None
     done: float | None = None
     wall_ms: float | None = None
+    pool_ms: float | None = None
 
 
 class UpdatePaths:
-    """The times of updates on each part of their way, as far as their lines have them."""
+    """The times of updates on each part of their way, as far as lines have them, of logs or of JSON."""
 
     def __init__(self) -> None:
+        self.pool = Sums()
+        """Milliseconds of the orders that say how long they waited for a connection of their client."""
         self.accept = Sums()
-        """Milliseconds from the order to its first byte at the server: the client's pool, network, accept queue."""
+        """Milliseconds from the order to the server's first line: the client's pool, network, accept queue."""
         self.handle = Sums()
         """Milliseconds from there to the engine's beginning: the server's event loop and handlers."""
         self.back = Sums()
         """Milliseconds from the engine's end to the client: the server's event loop and the network."""
-        self._open: dict[object, _Way] = {}
-        self._touched: set[object] = set()
-        """The updates of which this block has a line."""
-
-    @property
-    def full(self) -> bool:
-        """True if enough updates are known."""
-        return self.accept.count >= OPEN
+        self._ways: dict[object, _Way] = {}
 
     def note(self, what: str, traces: Sequence[object], times: Sequence[float | None]) -> None:
-        """Note a time of several updates: ``send``, ``recv``, ``start``, ``done`` or ``wall_ms``."""
-        found = self._open
+        """Note a time of several updates: ``send``, ``recv``, ``start``, ``done``, ``wall_ms`` or ``pool_ms``.
+
+        If a server gives an order to another one, the last counts: that has it latest, and has done it first.
+        """
+        innermost = min if what == "done" else max
         for trace, time in zip(traces, times, strict=True):
             if time is None or trace is None:
                 continue
-            way = found.get(trace)
+            way = self._ways.get(trace)
             if way is None:
-                if len(found) >= OPEN:
+                if len(self._ways) >= OPEN:
                     continue
-                way = found[trace] = _Way()
-            setattr(way, what, time)
-            self._touched.add(trace)
+                way = self._ways[trace] = _Way()
+            known = getattr(way, what)
+            setattr(way, what, time if known is None else innermost(known, time))
 
-    def flush(self) -> None:
-        """Take account of the updates that are complete."""
-        legs = []
-        for trace in self._touched:
-            match self._open[trace]:
-                case _Way(float(send), float(recv), float(start), float(done), float(wall)):
-                    del self._open[trace]
+    def finish(self) -> None:
+        """Take account of the updates that are complete, and forget all."""
+        legs, pools = [], []
+        for way in self._ways.values():
+            match way:
+                case _Way(float(send), float(recv), float(start), float(done), float(wall), pool):
                     parts = (1000 * (recv - send), 1000 * (start - recv), 1000 * (send - done) + wall)
                     if min(parts) > -SLACK_MS and sum(parts) < wall + SLACK_MS:
                         legs.append([max(0.0, part) for part in parts])
-        self._touched.clear()
+                        pools += [] if pool is None else [pool]
+        self._ways.clear()
+        self.pool.extend(pools)
         for series, values in zip((self.accept, self.handle, self.back), zip(*legs, strict=True), strict=False):
             series.extend(values)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import ssl
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,12 +114,14 @@ class WeightsVia(str, Enum):
     """By an endpoint call, which HTTP has no part in."""
 
 
-class _EnginePhases(TypedDict, total=False):
+class _UpdateParts(TypedDict, total=False):
     phases: Mapping[str, float]
-    """The parts of ``rpc_ms``, if the engine has any: ``pause_ms``, ``load_ms``, ``resume_ms``."""
+    """The parts of ``rpc_ms``, if it has any: ``check_ms``, ``pause_ms``, ``load_ms``, ``resume_ms``."""
+    pool_ms: float
+    """Milliseconds that an HTTP client adds: those that the order waited for one of its connections."""
 
 
-class UpdateAnswer(_EnginePhases):
+class UpdateAnswer(_UpdateParts):
     """The answer of a generator that has loaded weights, in the seed's form."""
 
     status: Literal["ok"]
@@ -172,11 +175,11 @@ class WeightsClient(ABC):
             sent = tracing.now()
             tracing.event("weights.client.send", url=self._shown(generator), path=path or f"step_{step}", t=sent)
             answer = await self._send(generator, step, path, trace)
-            rpc_ms, wall_ms = float(answer["rpc_ms"]), (tracing.now() - sent) * 1000
+            rpc_ms, wall_ms = float(answer["rpc_ms"]), round((tracing.now() - sent) * 1000, 3)
             queue_ms = round(max(0.0, wall_ms - rpc_ms), 3)
-            took = OrderTiming(round(wall_ms, 3), rpc_ms, queue_ms, trace, answer.get("phases", {}))
-            tracing.event("weights.client.done", wall_ms=took.wall_ms, rpc_ms=took.rpc_ms, queue_ms=took.queue_ms)
-            return took
+            pool_ms = answer.get("pool_ms")
+            tracing.event("weights.client.done", wall_ms=wall_ms, rpc_ms=rpc_ms, queue_ms=queue_ms, pool_ms=pool_ms)
+            return OrderTiming(wall_ms, rpc_ms, queue_ms, trace, answer.get("phases", {}))
 
     @abstractmethod
     async def _send(self, generator: Any, step: int, path: str | None, trace: str) -> UpdateAnswer:
@@ -185,6 +188,27 @@ class WeightsClient(ABC):
     @abstractmethod
     def _shown(self, generator: Any) -> str:
         """Return a generator's name for logs, without secrets."""
+
+
+class PoolWait:
+    """The wait of one request for a connection of its client.
+
+    The request gets ``extensions``, by which httpx tells what becomes of it: nothing before it has a connection.
+    """
+
+    def __init__(self) -> None:
+        self._asked = time.monotonic()
+        self._got: float | None = None
+        self.extensions = {"trace": self._note}
+
+    @property
+    def ms(self) -> float:
+        """The milliseconds until the request had a connection; 0 before."""
+        return 0.0 if self._got is None else round((self._got - self._asked) * 1000, 3)
+
+    async def _note(self, what: str, info: object) -> None:
+        if self._got is None:
+            self._got = time.monotonic()
 
 
 async def update_over_http(
@@ -201,16 +225,21 @@ async def update_over_http(
     body = {"step": step, **({} if path is None else {"path": path})}
     bare, headers = bearer(url)
     shown = without_token(url) + UPDATE
+    wait = PoolWait()
     try:
         answer = await client.post(
-            bare + UPDATE, json=body, headers={**headers, TRACE_HEADER: trace}, timeout=TIMEOUT
+            bare + UPDATE,
+            json=body,
+            headers={**headers, TRACE_HEADER: trace},
+            timeout=TIMEOUT,
+            extensions=wait.extensions,
         )
     except httpx.HTTPError as error:
         raise Unavailable(f"{shown} does not answer: {error!r}") from error
     if answer.status_code != 200:
         raise LoomError(f"{shown} answers {answer.status_code}: {answer.text:.500}")
     found: UpdateAnswer = answer.json()
-    return found
+    return {**found, "pool_ms": wait.ms}
 
 
 class _HttpWeights(WeightsClient):
@@ -252,7 +281,7 @@ class AdminWeights(_HttpWeights):
         super().__init__(order)
 
     async def _send(self, generator: str, step: int, path: str | None, trace: str) -> UpdateAnswer:
-        async with _http_client(1, 0) as client:
+        async with own_client() as client:
             return await self._order_server(client, generator, step, path, trace)
 
 
@@ -281,6 +310,15 @@ IDLE = 2.0
 def shared_client(connections: int = POOL) -> httpx.AsyncClient:
     """Return an HTTP client for completions and orders, with one pool of so many connections."""
     return _http_client(connections, connections)
+
+
+def own_client(keep_alive: int = 0) -> httpx.AsyncClient:
+    """Return an HTTP client with one connection of its own.
+
+    Args:
+        keep_alive: 1 to use the connection again, 0 for a fresh one for each request.
+    """
+    return _http_client(1, keep_alive)
 
 
 def _http_client(connections: int, keep_alive: int) -> httpx.AsyncClient:

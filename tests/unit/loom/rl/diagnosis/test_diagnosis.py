@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,40 @@ def test_the_evidence_has_lines_and_trace_ids(tmp_path: Path) -> None:
         assert line.text == text.strip()
         assert f"[weights][{line.trace}] client.done" in text
     assert "Most of it is before the server" in finding.details[0]
+
+
+@pytest.mark.parametrize(
+    ("pool_ms", "recv", "place"),
+    [
+        (2400, 2.5, "in the client's pool"),
+        (5, 2.5, "between the pool and the server's first line"),
+        (5, 0.1, "in the server before the engine"),
+    ],
+)
+def test_the_place_is_named_by_json_of_the_client_and_the_log_of_a_server_behind_another(
+    pool_ms: float, recv: float, place: str, tmp_path: Path
+) -> None:
+    numbers = {"wall_ms": 3000.0, "rpc_ms": 490.0, "queue_ms": 2510.0, "pool_ms": pool_ms}
+    events = [
+        {"name": "weights.client.send", "t": 100.0, "trace": "abc"},
+        {"name": "weights.client.done", "t": 103.0, "trace": "abc", **numbers},
+        # The server that has the order first, and gives it to the engine's.
+        {"name": "weights.server.recv", "t": 100.0, "trace": "abc"},
+        {"name": "weights.rpc.start", "t": 100.001, "trace": "abc"},
+        {"name": "weights.rpc.done", "t": 102.999, "trace": "abc", "rpc_ms": 490.0},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    (tmp_path / "server.log").write_text(
+        f"[weights][abc] server.recv path=/pause t={100 + recv}\n"
+        "(ApiServer_1 pid=7) [weights][abc] rpc.start op=pause t=102.5\n"
+        "[weights][abc] rpc.done op=reload_weights t=102.990 rpc_ms=490.0\n"
+    )
+
+    for logs in ("events.jsonl", "server.log"), ("server.log", "events.jsonl"):
+        finding, *_ = analyze([tmp_path / name for name in logs]).findings
+        assert finding.name.value == "queue"
+        assert f"Most of it is {place}" in finding.details[0]
+        assert "means of 1 updates" in finding.details[0]
 
 
 def test_an_orchestrators_log_alone_is_enough_for_its_own_losses(tmp_path: Path) -> None:

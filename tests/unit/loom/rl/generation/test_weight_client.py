@@ -11,6 +11,7 @@ import pytest
 import loom
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.weight_client import AdminWeights, shared_client, weights_client
+from loom.tracing.spans import listen
 from tests.support.small_models import SmallModel
 from tests.unit.loom.rl.generation.test_http_servers import Server
 
@@ -58,6 +59,8 @@ async def test_an_order_over_http_is_timed(
 async def test_an_order_over_the_shared_client_waits_for_a_connection_and_one_of_its_own_does_not(
     server: Server,
 ) -> None:
+    waits: dict[object, object] = {}
+    ended = listen(lambda one: waits.update({one["trace"]: one.get("pool_ms")}))
     async with shared_client(connections=1) as client:
         async with client.stream("GET", f"{server.url}/v1/models"):
             waiting = asyncio.create_task(weights_client("shared", client).update([server.url], 3))
@@ -65,7 +68,9 @@ async def test_an_order_over_the_shared_client_waits_for_a_connection_and_one_of
             assert not waiting.done()
             assert server.engine.step == 3
         (shared,) = await waiting
+    ended()
     assert min(shared.queue_ms, own.queue_ms) >= 0
+    assert waits[own.trace] < waits[shared.trace] <= shared.queue_ms  # type: ignore[operator]
 
 
 async def test_a_generator_that_cannot_load_or_does_not_answer_is_named(server: Server) -> None:
