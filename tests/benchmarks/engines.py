@@ -201,7 +201,7 @@ async def _load(generator: Any, url: str, path: str, plan: EnginesPlan) -> list[
             directly = 1e3 * (time.perf_counter() - began)
             phases = (await generator.update_weights.call_one(number + 2, path))["phases"]
             if number >= 0:
-                pause = sum(took for name, took in phases.items() if name != "pause_ms")
+                pause = phases["load_ms"] + phases["resume_ms"]
                 found.append(Loads(directly, pause, phases))
     return found
 

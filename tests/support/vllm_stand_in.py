@@ -38,6 +38,12 @@ class StandInServer:
     drops: tuple[str, ...] = ()
     """Paths that a proxy before it does not know."""
     workers: int = 1
+    silent_workers: int = 0
+    """Workers that do not answer an order."""
+    rpc_ms: float | None = None
+    """The milliseconds that each answer says by the header of Loom's middleware."""
+    keeps_keys: bool = False
+    """Whether its cache of keys and values cannot be emptied."""
     key: str = ""
     label: str = "default"
     weights: int = 0
@@ -47,6 +53,8 @@ class StandInServer:
     breaks: str = ""
     """The path whose next request is answered with an error of the server."""
     calls: list[str] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
+    """The client's port of each call."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     """Completions go on while it is set."""
     begun: threading.Event = field(default_factory=threading.Event)
@@ -67,6 +75,7 @@ class StandInServer:
         async def guard(request: Request, call_next: Any) -> Response:
             path = request.url.path
             self.calls.append(path)
+            self.ports.append(request.client.port if request.client else 0)
             if path in self.drops:
                 return JSONResponse({"detail": "Not Found"}, 404)
             if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
@@ -74,7 +83,10 @@ class StandInServer:
             if path == self.breaks:
                 self.breaks = ""
                 return JSONResponse({"error": {"message": "EngineDeadError"}}, 500)
-            return await call_next(request)
+            answer: Response = await call_next(request)
+            if self.rpc_ms is not None:
+                answer.headers["x-rpc-ms"] = str(self.rpc_ms)
+            return answer
 
         @app.get("/v1/models")
         async def models() -> Any:
@@ -163,7 +175,7 @@ class StandInServer:
             self.weights = -1000
             await asyncio.sleep(self.seconds)
             self.weights = json.loads((path / "config.json").read_text())["_loom"]["step"]
-            return {"results": [None] * self.workers}
+            return {"results": [None] * (self.workers - self.silent_workers)}
 
         @app.post("/update_weight_version")
         async def update_weight_version(request: Request) -> Any:
@@ -176,7 +188,7 @@ class StandInServer:
 
         @app.post("/reset_prefix_cache")
         async def reset_prefix_cache() -> Any:
-            return {"success": True}
+            return {"success": not self.keeps_keys}
 
         @app.get("/get_world_size")
         async def get_world_size() -> Any:

@@ -104,7 +104,7 @@ async def test_weights_have_their_step_and_a_killed_server_says_so(vllm: VllmEng
     answer = await vllm.update_weights(2)
     (one,) = await vllm.complete(PROMPTS[:1], 1, Sampling(8, 0.0))
 
-    assert answer["phases"].keys() == {"pause_ms", "load_ms", "resume_ms"}
+    assert answer["phases"].keys() == {"check_ms", "pause_ms", "load_ms", "resume_ms"}
     assert [(span.step, span.start, span.end) for span in one.spans] == [(2, 0, len(one.tokens))]
     assert one.logprobs == pytest.approx(logprobs_of(folder / "model_2", one, 1.0), abs=1e-4)
 

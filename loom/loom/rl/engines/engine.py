@@ -40,7 +40,7 @@ class PauseMode(str, Enum):
     WAIT = "wait"
     """They end first, so that none has tokens of two policies."""
     KEEP = "keep"
-    """They stand still, and go on with the new weights and the old ones' keys and values."""
+    """They stand still, and go on with the new weights, which compute all keys and values again."""
 
 
 class InferenceEngine(Protocol):

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loom import tracing
 from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import PauseMode
-from loom.rl.engines.vllm_client import GENERATE, VllmClient
+from loom.rl.engines.vllm_client import GENERATE, RELOADED, VllmClient
 from loom.rl.engines.vllm_server import WHOLE_PROMPTS, ServerSettings, VllmServer
 from loom.rl.generation import weight_files as files
 from loom.rl.generation.completions import Completion, Sampling, TextOrTokens
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 4096
 """Connections to the server at a time."""
+ORDERS = 2
+"""Connections besides those: one for a pause that waits for completions, and one for its end."""
 ENDING = 3.0
 """Seconds in which a server that answers no more should be seen to have ended."""
 PROBE = "The quick brown fox, 0123456789."
@@ -127,14 +130,25 @@ class VllmEngine:
             await self._server.start()
         url = self._server.url if self._server is not None else self._options.url
         assert url
-        self._http = shared_client(CONNECTIONS)
-        client = VllmClient(self._http, url, model=self._model, mode=PauseMode(self._options.pause), fresh=0)
+        self._http, self._orders = shared_client(CONNECTIONS), shared_client(ORDERS)
+        client = VllmClient(
+            self._http,
+            url,
+            model=self._model,
+            mode=PauseMode(self._options.pause),
+            fresh=0,
+            orders=self._orders,
+        )
         try:
             await check(client, self._model if model_folder.is_folder(self._model) else None)
         except LoomError:
-            await self._http.aclose()
+            await self._close_connections()
             raise
         self._client = client
+
+    async def _close_connections(self) -> None:
+        await self._http.aclose()
+        await self._orders.aclose()
 
     def _started(self) -> VllmClient:
         if self._client is None:
@@ -178,10 +192,13 @@ class VllmEngine:
             raise WrongArguments(f"the step of weights is a whole number from 0, not {step!r:.40}")
         client = self._started()
         place = Path(path) if path is not None else self._folder_of(step)
+        tracing.event("weights.rpc.start", op=RELOADED)
         try:
             answer = await client.update_weights(step, str(place.resolve()))
         except Unavailable as error:
             raise await self._why(error) from error
+        answer.pop("pool_ms", None)  # of this client: the order's own has another one, or none
+        tracing.event("weights.rpc.done", op=RELOADED, rpc_ms=answer["rpc_ms"], phases=answer["phases"])
         self._step = step
         return answer
 
@@ -199,7 +216,7 @@ class VllmEngine:
 
     async def stop(self) -> None:
         if self._client is not None:
-            await self._http.aclose()
+            await self._close_connections()
             self._client = None
         if self._server is not None:
             await self._server.stop()

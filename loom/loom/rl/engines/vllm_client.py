@@ -4,6 +4,9 @@ Completions go to ``/inference/v1/generate``, tokens in and tokens out, because 
 each token. Weights go through ``/pause``, ``/collective_rpc`` with ``reload_weights``, ``/update_weight_version``
 and ``/resume``. vLLM's version of its weights is a label that clients set, and ``default`` after a start. A step's
 label is set when every worker has loaded its weights, and before a token is drawn again.
+
+The first request of an order asks for a connection like any other. The rest of it has one of its own: of several
+API servers one has it whole, and completions that are paused, which keep their connections, keep none from it.
 """
 
 from __future__ import annotations
@@ -13,20 +16,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loom import tracing
 from loom.errors import CheckpointBroken, LoomError, OperationFailed, Unavailable, WrongArguments
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.server_routes import ServerRoutes, ms_since
 from loom.rl.generation import weight_files as files
 from loom.rl.generation.completions import Completion, Sampling, TextOrTokens, WeightsSpan
-from loom.rl.generation.weight_client import UpdateAnswer
+from loom.rl.generation.weight_client import UpdateAnswer, own_client
 
 if TYPE_CHECKING:
     import httpx
 
 GENERATE = "/inference/v1/generate"
 RELOADED = "reload_weights"
+RESUME = "/resume"
 FRESH = "default"
 """The label of a server that was given no weights since it started."""
 BROKEN = "loom-broken"
@@ -56,6 +59,7 @@ class VllmClient:
         model: the folder of its model, or the name on the hub.
         mode: what happens to completions that are under way when weights change.
         fresh: the step of the weights of a server that was given none; None if its completions are refused.
+        orders: the connections on which orders ask for one; None for those of completions.
     """
 
     def __init__(
@@ -66,8 +70,10 @@ class VllmClient:
         model: str | None = None,
         mode: PauseMode = PauseMode.WAIT,
         fresh: int | None = None,
+        orders: httpx.AsyncClient | None = None,
     ) -> None:
         self.server = ServerRoutes(http, url)
+        self._orders = self.server if orders is None else ServerRoutes(orders, url)
         self._model = model
         self._mode = mode
         self._fresh = fresh
@@ -170,29 +176,38 @@ class VllmClient:
 
     async def pause(self) -> None:
         """Let no completion go on until `resume`; return when none does."""
-        await self.server.post(f"/pause?mode={self._mode.value}")
+        await self._orders.post(self._pause)
 
     async def resume(self) -> None:
         """Let completions go on."""
-        await self.server.post("/resume")
+        await self._orders.post(RESUME)
+
+    @property
+    def _pause(self) -> str:
+        return f"/pause?mode={self._mode.value}"
 
     async def update_weights(self, step: int, path: str) -> UpdateAnswer:
-        """Let every worker load the weights in a folder; see `InferenceEngine.update_weights`."""
+        """Let every worker load the weights in a folder; see `InferenceEngine.update_weights`.
+
+        ``rpc_ms`` is by the server's own clock if that has Loom's middleware.
+        """
         async with self._updating:
-            await asyncio.to_thread(self._check_weights, path)
             began = time.monotonic()
-            tracing.event("weights.rpc.start", op=RELOADED)
+            await asyncio.to_thread(self._check_weights, path)
+            phases = {"check_ms": ms_since(began)}
             try:
-                phases = await self._reload(step, path)
+                answer, pool_ms = await self._orders.get_queued("/get_world_size")
+                async with own_client(keep_alive=1) as connection:
+                    server = ServerRoutes(connection, self.server.url)
+                    phases.update(await self._reload(server, int(answer["world_size"]), step, path))
             except LoomError as error:
                 # A worker may have loaded some tensors. The server stays paused, and nobody trusts its label.
                 raise Unavailable(
                     f"{self.server.shown} did not load the weights of step {step}: {error}"
                 ) from error
-            rpc_ms = ms_since(began)
-            tracing.event("weights.rpc.done", op=RELOADED, rpc_ms=rpc_ms, phases=phases)
             self._fresh = None
-            return {"status": "ok", "rpc_ms": rpc_ms, "step": step, "phases": phases}
+            rpc_ms = round(sum(phases.values()), 3)
+            return {"status": "ok", "rpc_ms": rpc_ms, "step": step, "phases": phases, "pool_ms": pool_ms}
 
     def _check_weights(self, path: str) -> None:
         if reason := files.whats_wrong(path, checksum=True):
@@ -200,23 +215,30 @@ class VllmClient:
         if self._model is not None and model_folder.is_folder(self._model):
             model_folder.check_same_tensors(self._model, path)
 
-    async def _reload(self, step: int, path: str) -> dict[str, float]:
-        phases, at = {}, time.monotonic()
-        workers = int((await self.server.get("/get_world_size"))["world_size"])
-        await self.pause()
-        phases["pause_ms"], at = ms_since(at), time.monotonic()
-        await self._set_label(BROKEN)
-        answer = await self.server.post("/collective_rpc", {"method": RELOADED, "kwargs": {"weights_path": path}})
+    async def _reload(self, server: ServerRoutes, workers: int, step: int, path: str) -> Mapping[str, float]:
+        """Load weights; return the milliseconds of each phase."""
+        _, pause_ms = await server.post_timed(self._pause)
+        broken_ms = await _set_label(server, BROKEN)
+        body = {"method": RELOADED, "kwargs": {"weights_path": path}}
+        answer, load_ms = await server.post_timed("/collective_rpc", body)
         results = answer.get("results") or []
         if len(results) < workers or any(one is not None for one in results):
             raise OperationFailed(f"{len(results)} of {workers} workers answered: {results!r:.200}")
-        phases["load_ms"], at = ms_since(at), time.monotonic()
-        if self._mode is PauseMode.KEEP:
-            await self.server.post("/reset_prefix_cache")  # no new completion begins with keys of older weights
-        await self._set_label(label_of(step))
-        await self.resume()
-        phases["resume_ms"] = ms_since(at)
-        return phases
+        reset_ms = 0.0
+        if self._mode is PauseMode.KEEP:  # no completion goes on, or begins, with keys of older weights
+            reset, reset_ms = await server.post_timed("/reset_prefix_cache?reset_running_requests=true")
+            if not reset.get("success"):
+                raise OperationFailed("its cache still has keys and values of older weights")
+        label_ms = await _set_label(server, label_of(step))
+        _, resume_ms = await server.post_timed(RESUME)
+        phases = {
+            "pause_ms": pause_ms,
+            "load_ms": broken_ms + load_ms + reset_ms,
+            "resume_ms": label_ms + resume_ms,
+        }
+        return {name: round(ms, 3) for name, ms in phases.items()}
 
-    async def _set_label(self, label: str) -> None:
-        await self.server.post("/update_weight_version", {"new_version": label})
+
+async def _set_label(server: ServerRoutes, label: str) -> float:
+    _, took_ms = await server.post_timed("/update_weight_version", {"new_version": label})
+    return took_ms

@@ -31,7 +31,8 @@ WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 """On CPUs, the engine ends when a prompt with a seed is divided: torch's generator cannot go back there."""
 
 _READY = "Application startup complete."
-_PLUGIN = Path(__file__).with_name("vllm_plugin")
+PLUGIN = Path(__file__).with_name("vllm_plugin")
+"""The folder of the middleware, which a server has in its ``PYTHONPATH``."""
 _SHOWN_LINES = 15
 _GRACE = 3.0
 """Seconds in which the server's processes may remove what they have in shared memory, before they are killed."""
@@ -141,7 +142,7 @@ class VllmServer:
         own = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
         found = {
             **own,
-            "PYTHONPATH": str(_PLUGIN),
+            "PYTHONPATH": str(PLUGIN),
             "PYTHONUNBUFFERED": "1",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",

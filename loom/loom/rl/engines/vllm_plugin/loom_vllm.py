@@ -4,9 +4,11 @@ vLLM imports this file by its name in an environment of its own, so it needs onl
 
     PYTHONPATH=FOLDER_OF_THIS_FILE vllm serve MODEL --middleware loom_vllm.WeightTimes
 
-``WeightTimes`` prints ``[weights] server.recv``, ``rpc.start`` and ``rpc.done`` for each order to load weights, and
-answers it with the header ``x-rpc-ms``. ``TokenForAll`` wants the token in ``LOOM_VLLM_TOKEN`` for every route but
-``/health``. vLLM's own ``--api-key`` leaves ``/collective_rpc`` open, which runs any method in the workers.
+``WeightTimes`` prints ``[weights] server.recv``, ``rpc.start`` and ``rpc.done`` for each order to load weights, by
+this host's monotonic clock, and answers it with the header ``x-rpc-ms``. The requests of one order, from ``/pause``
+to ``/resume`` with the same ``x-trace-id``, have these lines once. ``TokenForAll`` wants the token in
+``LOOM_VLLM_TOKEN`` for every route but ``/health``. vLLM's own ``--api-key`` leaves ``/collective_rpc`` open, which
+runs any method in the workers.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import Any
 
 LOADS = ("/update_weights", "/start_weight_update", "/finish_weight_update")
 RPC = "/collective_rpc"
+PAUSE, RESUME = "/pause", "/resume"
+WITHIN = ("/update_weight_version", "/reset_prefix_cache")  # requests of an order that load nothing
 METHODS = ("reload_weights", "update_weights", "load_weights")
 OPEN = ("/health",)
 MOST = 1 << 20  # bytes of an order that are looked at
@@ -50,31 +54,63 @@ class WeightTimes:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self._order: Order | None = None  # between its /pause and its /resume
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] not in (*LOADS, RPC):
+        path = scope["path"] if scope["type"] == "http" else ""
+        came, operation = time.monotonic(), None
+        if path in (*LOADS, RPC):
+            body, receive = await _read(receive)
+            operation = _operation(path, body)
+        if operation is None and path not in (PAUSE, RESUME, *WITHIN):
             await self._app(scope, receive, send)
             return
-        came = time.time()
-        body, again = await _read(receive)
-        operation = _operation(scope["path"], body)
-        if operation is None:
-            await self._app(scope, again, send)
-            return
         given = _TRACE.fullmatch(dict(scope["headers"]).get(b"x-trace-id", b""))
-        trace = given[0].decode() if given else "-"
-        _say(trace, f"server.recv path={scope['path']} t={came:.3f}")
+        order = self._order_of(path, operation, given[0].decode() if given else "-", came)
         began = time.monotonic()
-        _say(trace, f"rpc.start op={operation} t={time.time():.3f}")
 
         async def send_timed(message: Any) -> None:
             if message["type"] == "http.response.start":
                 rpc_ms = (time.monotonic() - began) * 1000
-                _say(trace, f"rpc.done op={operation} t={time.time():.3f} rpc_ms={rpc_ms:.1f}")
+                if order is not None:
+                    self._answered(order, path, rpc_ms)
                 message = {**message, "headers": [*message["headers"], (b"x-rpc-ms", f"{rpc_ms:.3f}".encode())]}
             await send(message)
 
-        await self._app(scope, again, send_timed)
+        await self._app(scope, receive, send_timed)
+
+    def _order_of(self, path: str, operation: str | None, trace: str, came: float) -> Order | None:
+        """Return the order that a request belongs to, which begins with its first one; None if it is of none."""
+        if path == PAUSE:
+            self._order = None if trace == "-" else Order(trace, path, PAUSE[1:], came)
+            return self._order
+        if self._order is not None and self._order.trace == trace:
+            self._order.operation = operation or self._order.operation
+            return self._order
+        return None if operation is None else Order(trace, path, operation, came)
+
+    def _answered(self, order: Order, path: str, rpc_ms: float) -> None:
+        order.rpc_ms += rpc_ms
+        if path == RESUME or order.path != PAUSE:
+            order.say_done()
+        if path == RESUME:
+            self._order = None
+
+
+class Order:
+    """An order that has begun, and its time in the engine so far."""
+
+    def __init__(self, trace: str, path: str, operation: str, came: float) -> None:
+        self.trace = trace
+        self.path = path
+        self.operation = operation
+        self.rpc_ms = 0.0
+        _say(trace, f"server.recv path={path} t={came:.3f}")
+        _say(trace, f"rpc.start op={operation} t={time.monotonic():.3f}")
+
+    def say_done(self) -> None:
+        """Print that it has ended."""
+        _say(self.trace, f"rpc.done op={self.operation} t={time.monotonic():.3f} rpc_ms={self.rpc_ms:.1f}")
 
 
 def _operation(path: str, body: bytes) -> str | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import torch
@@ -20,9 +21,10 @@ from loom.errors import MissingDependency, Unavailable
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import EngineKind
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
+from loom.rl.engines.vllm_client import VllmClient
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Sampling, WeightsSpan
-from loom.rl.generation.weight_client import IDLE
+from loom.rl.generation.weight_client import IDLE, UpdateAnswer, shared_client, weights_client
 from tests.support.vllm_stand_in import StandInServer, environment, served
 
 GREEDY = Sampling(4, temperature=0.0)
@@ -102,7 +104,7 @@ async def test_weights_are_loaded_between_a_pause_and_their_label(
     ]
     assert (answer["status"], answer["step"]) == ("ok", 7)
     assert sum(answer["phases"].values()) <= answer["rpc_ms"] + 0.01
-    assert list(answer["phases"]) == ["pause_ms", "load_ms", "resume_ms"]
+    assert list(answer["phases"]) == ["check_ms", "pause_ms", "load_ms", "resume_ms"]
     (one,) = await engine.complete([[1]], 1, GREEDY)
     assert (one.weights_step, one.logprobs, one.spans) == (7, [-7.0] * 4, (WeightsSpan(7, 0, 4),))
     assert await engine.step() == 7
@@ -155,23 +157,65 @@ async def test_a_failure_in_the_middle_of_an_update_leaves_no_weights_that_are_u
 
 
 async def test_an_answer_of_too_few_workers_is_a_failure(
-    server: StandInServer, url: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: StandInServer, url: str, model: Path, tmp_path: Path
 ) -> None:
     step_of(tmp_path, 1)
     engine = await started(url, model, tmp_path)
-    assert engine._client is not None
-    post = engine._client.server.post
-
-    async def short(path: str, body: object = None) -> dict[str, Any]:
-        return {"results": [None]} if path == "/collective_rpc" else await post(path, body)
-
-    server.workers = 2
-    monkeypatch.setattr(engine._client.server, "post", short)
+    server.workers, server.silent_workers = 2, 1
 
     with pytest.raises(Unavailable, match="1 of 2 workers answered"):
         await engine.update_weights(1)
     assert server.label == "loom-broken"
     await engine.stop()
+
+
+async def test_keys_of_older_weights_that_stay_are_a_failure(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    step_of(tmp_path, 1)
+    engine = await started(url, model, tmp_path, pause="keep")
+    server.keeps_keys = True
+
+    with pytest.raises(Unavailable, match="still has keys and values of older weights"):
+        await engine.update_weights(1)
+    assert (server.paused, server.label) == (True, "loom-broken")
+    await engine.stop()
+
+
+async def test_the_time_in_the_engine_is_the_servers_own_if_it_says_it(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    step_of(tmp_path, 1)
+    engine = await started(url, model, tmp_path)
+    server.rpc_ms = 1e6
+
+    phases = (await engine.update_weights(1))["phases"]
+
+    assert {name: phases[name] for name in phases if name != "check_ms"} == {
+        "pause_ms": 1e6,
+        "load_ms": 2e6,
+        "resume_ms": 2e6,
+    }
+    await engine.stop()
+
+
+@pytest.mark.parametrize("via", ["shared", "admin"])
+async def test_an_order_has_one_connection_of_its_own_from_pause_to_resume(
+    server: StandInServer, url: str, tmp_path: Path, via: str
+) -> None:
+    """Of several API servers one has it whole, and completions that are paused keep no connection from it."""
+    path = step_of(tmp_path, 1)
+
+    async def order(http: httpx.AsyncClient, to: str, step: int, path: str | None, trace: str) -> UpdateAnswer:
+        return await VllmClient(http, to).update_weights(step, str(path))
+
+    async with shared_client(connections=1) as http:
+        (timing,) = await weights_client(via, http, order).update([url], 1, str(path))
+
+    first, *others = server.ports
+    assert (len(set(others)), first in others) == (1, False)
+    assert server.calls[0] == "/get_world_size"
+    assert timing.rpc_ms == pytest.approx(sum(timing.phases.values()), abs=0.01)
 
 
 async def test_a_server_that_restarted_gets_weights_before_its_completions_are_taken(
