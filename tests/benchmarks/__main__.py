@@ -40,7 +40,7 @@ from tests.benchmarks import (
 from tests.benchmarks.caller_process import CallerError
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.page.plan import PagePlan
-from tests.benchmarks.queue.plan import QueuePlan
+from tests.benchmarks.queue.plan import QueuePlan, ServersPlan
 from tests.benchmarks.results_page import results_page
 
 WIDTH = 110
@@ -440,6 +440,29 @@ def measure_queue(
         lambda say: QueueReport(plan, _command(), describe_machine(), measure_queue(plan, say)),
         as_json,
         check,
+        write,
+    )
+
+
+@app.command("queue-servers")
+def measure_queue_servers(
+    rounds: Rounds = ServersPlan.rounds,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=60, help="How long each way is measured in each round.")
+    ] = ServersPlan.seconds,
+    as_json: Json = False,
+    write: Write = None,
+) -> None:
+    """Orders to load weights while completions stream: Loom's server, and vLLM's with one API server or two."""
+    from tests.benchmarks.queue.servers import known_servers, measure_servers  # which needs torch
+    from tests.benchmarks.queue.servers_report import ServersReport
+
+    servers, notes = known_servers()
+    plan = ServersPlan(rounds, seconds, servers=servers)
+    _report(
+        lambda say: ServersReport(plan, _command(), describe_machine(), measure_servers(plan, say), notes),
+        as_json,
+        False,
         write,
     )
 

@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -51,4 +52,4 @@ def _target(procs: loom.ProcMeshProxy, set_up: SetUp, folder: str) -> Target:
     )
     generator = spawned.slice(hosts=0, gpus=0)
     url = generator.serve.call_one(admin_port=0, connections=set_up.accepted).get()
-    return Target(generator, url, generator.admin_url.call_one().get())
+    return Target(generator, url, generator.admin_url.call_one().get(), Path(folder))

@@ -8,6 +8,8 @@ from loom.rl.generation.weight_client import POOL, Bottleneck
 
 WAYS = ("shared", "admin", "listener", "lane")
 """The three ways, and the admin client at a listener of its own."""
+SERVER_WAYS = ("shared", "kept", "admin", "lane")
+"""The three ways, and an admin client that keeps its connection."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +55,24 @@ class QueuePlan:
     """Seconds from an order to the next one: long, so that each way makes about as many."""
     settle: float = 2.0
     """Seconds of load before the first order."""
+
+
+SERVER_SET_UPS = (
+    SetUp("client's pool", Bottleneck.POOL, 36, 40, 0.025, pool=12),
+    SetUp("event loop", Bottleneck.LOOP, 24, 40, 0.025, decode_s=0.008),
+    SetUp("engine", Bottleneck.ENGINE, 12, 4, 1.3),
+)
+"""The set-ups of Loom's server beside vLLM's, which accepts all connections."""
+SERVERS = {"Loom": 0, "vLLM": 1, "vLLM, 2 API servers": 2}
+"""The servers, and the API servers of vLLM."""
+
+
+@dataclass(frozen=True)
+class ServersPlan(QueuePlan):
+    """How much is measured of each server."""
+
+    rounds: int = 1
+    seconds: float = 5.0
+    period: float = 0.5
+    settle: float = 1.0
+    servers: tuple[str, ...] = tuple(SERVERS)

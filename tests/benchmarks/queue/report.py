@@ -110,7 +110,7 @@ class QueueReport:
         for heading in ("queue_ms", "rpc_ms", "tokens/s", "orders"):
             table.add_column(heading, justify="right")
         for way in WAYS:
-            cells = [_spread(self.by_round(set_up, way, of)) for of in (queue_ms, rpc_ms, tokens_per_s)]
+            cells = [spread(self.by_round(set_up, way, of)) for of in (queue_ms, rpc_ms, tokens_per_s)]
             orders = sum(len(window.queue_ms) for window in self.windows[set_up.name][way])
             table.add_row(TITLES[way], *cells, str(orders))
         return table
@@ -185,9 +185,11 @@ _UNCHANGED: tuple[Callable[[Window], list[float]], ...] = (
 """What no way may change: rpc_ms of each order, and tokens a second of each round."""
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{_short(statistics.median(values))} ({_short(min(values))} to {_short(max(values))})"
+def spread(values: Sequence[float]) -> str:
+    """Return the median, and from where to where the values go."""
+    return f"{short_number(statistics.median(values))} ({short_number(min(values))} to {short_number(max(values))})"
 
 
-def _short(value: float) -> str:
+def short_number(value: float) -> str:
+    """Return a number with as many digits as its reader needs."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

@@ -9,8 +9,11 @@ import pytest
 
 from tests.benchmarks.machine import describe_machine
 from tests.benchmarks.queue.measuring import measure_queue
-from tests.benchmarks.queue.plan import SET_UPS, WAYS, QueuePlan
+from tests.benchmarks.queue.plan import SERVER_SET_UPS, SERVER_WAYS, SET_UPS, WAYS, QueuePlan, ServersPlan
 from tests.benchmarks.queue.report import QueueReport, queue_ms
+from tests.benchmarks.queue.servers import measure_servers
+from tests.benchmarks.queue.servers_report import ServersReport
+from tests.support.real_vllm import needs_vllm
 
 
 @pytest.mark.slow
@@ -33,3 +36,32 @@ def test_it_measures_every_way_in_every_set_up(tmp_path: Path) -> None:
         assert ratio.median == pytest.approx(best / queue_ms(windows[set_up.name]["shared"][0]))
     report.plot(tmp_path / "queue.png")
     assert (tmp_path / "queue.png").stat().st_size > 1000
+
+
+FINDINGS = {
+    "client's pool": ("queue", ["in the client's pool"]),
+    "event loop": ("queue", ["between the pool and the server's first line", "in the server before the engine"]),
+    "engine": ("loading", [""]),
+}
+"""The primary finding of orders over the shared pool, and the places that it may name."""
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("servers", [("Loom", "vLLM"), ("vLLM, 2 API servers",)])
+def test_the_logs_of_looms_server_and_of_vllms_name_the_place(servers: tuple[str, ...]) -> None:
+    said: list[str] = []
+    plan = ServersPlan(seconds=2.5, servers=servers)
+
+    cells = measure_servers(plan, said.append)
+
+    report = ServersReport(plan, "command", describe_machine(), cells)
+    assert report.as_table()
+    assert list(cells) == list(servers)
+    for server in servers:
+        for set_up in SERVER_SET_UPS:
+            assert list(cells[server][set_up.name]) == list(SERVER_WAYS)
+            primary, places = FINDINGS[set_up.name]
+            (cell,) = cells[server][set_up.name]["shared"]
+            assert (cell.primary, cell.place in places) == (primary, True), (server, set_up.name, cell)
