@@ -11,6 +11,7 @@ export class Series {
   #values: Float64Array;
   #begin = 0;
   #end = 0;
+  #odd = 0;
 
   /**
    * @param kept the points that are kept
@@ -43,12 +44,14 @@ export class Series {
   /** The points as they are now: another object each time, so that components see the change. */
   get points(): Points {
     const { times, values } = this;
-    return { times, values };
+    return { times, values, odd: this.#odd };
   }
 
   /** Add a point, and drop the oldest one if there are too many. */
   push(time: number, value: number | null): void {
-    if (value !== null && Number.isFinite(value)) this.#put(time, value);
+    if (value === null) return;
+    if (Number.isFinite(value)) this.#put(time, value);
+    else this.#odd += 1;
   }
 
   /** Have the curve end here, until the next point: a NaN stands for the gap. */
@@ -91,14 +94,16 @@ export function joined(first: Points, second: Points): Points {
 export interface Points {
   readonly times: Float64Array;
   readonly values: Float64Array;
+  /** The points that are left out, since their values are not finite. */
+  readonly odd?: number;
 }
 
-export const NO_POINTS: Points = { times: new Float64Array(0), values: new Float64Array(0) };
+export const NO_POINTS: Points = { times: new Float64Array(0), values: new Float64Array(0), odd: 0 };
 
-/** Return the finite ones of some points. */
+/** Return the finite ones of some points, and the number of the others. */
 export function pointsOf(points: readonly (readonly [time: number, value: number | null])[]): Points {
   const finite = points.filter(([, value]) => value !== null && Number.isFinite(value));
-  return { times: Float64Array.from(finite, ([time]) => time), values: Float64Array.from(finite, ([, value]) => value!) };
+  return { times: Float64Array.from(finite, ([time]) => time), values: Float64Array.from(finite, ([, value]) => value!), odd: points.length - finite.length };
 }
 
 /** Return the seconds between two points beyond which there is a gap. */
