@@ -89,3 +89,4 @@ def test_the_program_of_a_job_starts_a_branch_when_it_is_given_again(
     expect_half_the_rate(half, parent.id, 20)
     assert (half.state, half.step) == ("completed", 40)
     assert os.path.isdir(tmp_path / f"kept-branch-{half.id}")
+    assert [one["run"] for one in parent.refresh().children] == [half.id]  # which is of another session

@@ -51,11 +51,14 @@ _SHOWN = (
     "ranks",
     "restarts",
 )
-_EDITED = ("note", "archived", "parent")
+_EDITED = ("note", "archived")
 
 
 class Catalog:
-    """The operations on a user's runs. ``urgent`` is called after an edit, whose answer follows the commit."""
+    """The operations on a user's runs. ``urgent`` is called after an edit, whose answer follows the commit.
+
+    An asker who is shown one session only learns nothing of runs of other sessions, also not that there are any.
+    """
 
     def __init__(self, user: str, runs: UserRuns, history: MetricHistory, urgent: Callable[[], object]) -> None:
         self._user = user
@@ -63,11 +66,17 @@ class Catalog:
         self._history = history
         self._urgent = urgent
         self.handlers: dict[type[operations.Operation], Callable[[Any, Any, float], Any]] = {
-            operations.GetRuns: lambda asked, asker, now: self.listed(asked),
-            operations.GetRun: lambda asked, asker, now: self._details(runs.find(asked.id)),
-            operations.CompareRuns: lambda asked, asker, now: self._compare(asked),
-            operations.GetRunHistory: lambda asked, asker, now: self._points(asked),
-            operations.GetRunCurves: lambda asked, asker, now: self._curves(asked),
+            operations.GetRuns: lambda asked, asker, now: self._listed(asked, asker.within),
+            operations.GetRun: lambda asked, asker, now: self._details(
+                runs.find(asked.id, asker.within), asker.within
+            ),
+            operations.CompareRuns: lambda asked, asker, now: self._compare(asked, asker.within),
+            operations.GetRunHistory: lambda asked, asker, now: self._points(
+                asked, runs.find(asked.run, asker.within)
+            ),
+            operations.GetRunCurves: lambda asked, asker, now: self._curves(
+                asked, runs.find(asked.run, asker.within)
+            ),
             operations.NoteRun: lambda asked, asker, now: self._edit(asked.run, runs.note, now, asked.text),
             operations.TagRun: lambda asked, asker, now: self._edit(
                 asked.run, runs.tag, now, asked.add, asked.remove
@@ -78,18 +87,17 @@ class Catalog:
             operations.RemoveRun: lambda asked, asker, now: self._remove(asked.run, now),
         }
 
-    def listed(self, asked: operations.GetRuns, session: str | None = None) -> list[RunRecord]:
-        """Return the wanted runs, of one session only if that is given."""
-        found = [run for run in self._runs if session in (None, run.session) and _is_wanted(run, asked)]
+    def _listed(self, asked: operations.GetRuns, within: str | None) -> list[RunRecord]:
+        found = [run for run in self._runs if within in (None, run.session) and _is_wanted(run, asked)]
         key, falling = asked.sort.removeprefix("-"), asked.sort.startswith("-")
         have, lack = _sorted(found, key, falling)
-        return [self.shown(run) for run in (have + lack)[: max(1, min(asked.limit, 1000))]]
+        return [self.shown(run, within) for run in (have + lack)[: max(1, min(asked.limit, 1000))]]
 
-    def shown(self, run: Run) -> RunRecord:
-        """Return a run as a list shows it."""
-        return _small(self._info(run))
+    def shown(self, run: Run, within: str | None = None) -> RunRecord:
+        """Return a run as a list shows it, to those who are shown one session only if that is given."""
+        return _small(self._info(run, within))
 
-    def _info(self, run: Run) -> RunRecord:
+    def _info(self, run: Run, within: str | None) -> RunRecord:
         start = run.start or {}
         return RunRecord(
             **{name: getattr(run, name) for name in (*_SHOWN, *_EDITED)},
@@ -101,25 +109,31 @@ class Catalog:
             commit=start.get("commit"),
             clean=start.get("clean"),
             tags=tuple(run.tags),
+            parent=run.parent if within is None or self._parent(run, within) is not None else None,
             config=run.config,
             summary={name: MetricSummary(*values[:4]) for name, values in run.summary.items()},
         )
 
-    def _details(self, run: Run) -> RunDetails:
+    def _parent(self, run: Run, within: str | None) -> Run | None:
+        """Return the run that a run continues; None if it has none, it was removed, or it is not shown."""
+        parent = None if run.parent is None else self._runs.get(run.parent["run"])
+        return parent if parent is not None and within in (None, parent.session) else None
+
+    def _details(self, run: Run, within: str | None) -> RunDetails:
         known = self._runs.ranks_before(run, MAX_MEMBERS)
         timeline = self._runs.timeline(run)
         metrics = {name for one in self._ordered(run) for name in self._history.metrics(one, run.id)}
-        info = self._info(run)
-        if run.parent is not None:
-            before = self._runs.get(run.parent["run"])
-            info = replace(info, parent={**run.parent, "name": None if before is None else before.name})
+        info = self._info(run, within)
+        if info.parent is not None:
+            before = self._parent(run, within)
+            info = replace(info, parent={**info.parent, "name": None if before is None else before.name})
         return RunDetails(
             **vars(info),
             start=run.start or {},
             metrics=tuple(sorted(metrics)),
             members=tuple(members(known, run, MAX_MEMBERS)),
             timeline=tuple(dict(mark) for mark in timeline),
-            children=tuple(map(_child, self._runs.children(run))),
+            children=tuple(_child(one) for one in self._runs.children(run) if within in (None, one.session)),
             marks_left_out=run.marks - len(timeline),
         )
 
@@ -129,13 +143,11 @@ class Catalog:
         found = self._history.replicas_in(run.id)
         return sorted(found, key=lambda id: (leads.index(id) if id in leads else len(leads), id))
 
-    def _points(self, asked: operations.GetRunHistory) -> list[tuple[float, int | None, float]]:
-        run = self._runs.find(asked.run)
+    def _points(self, asked: operations.GetRunHistory, run: Run) -> list[tuple[float, int | None, float]]:
         replica = self._telling(run, asked.metric, asked.replica)
         return self._history.between(replica, asked.metric, points=asked.points, run=run.id)
 
-    def _curves(self, asked: operations.GetRunCurves) -> RunCurves:
-        run = self._runs.find(asked.run)
+    def _curves(self, asked: operations.GetRunCurves, run: Run) -> RunCurves:
         for name, value, known in (("by", asked.by, ("step", "time")), ("ranks", asked.ranks, tuple(_DRAWN))):
             if value not in known:
                 raise WrongArguments(f"{name} is one of {', '.join(known)}, not {value!r:.80}")
@@ -189,9 +201,9 @@ class Catalog:
         there = (one for one in self._ordered(run) if metric in self._history.metrics(one, run.id))
         return next(there, None)
 
-    def _compare(self, asked: operations.CompareRuns) -> RunComparison:
-        runs = self._runs.find(asked.run), self._runs.find(asked.other)
-        infos = tuple(map(self._info, runs))
+    def _compare(self, asked: operations.CompareRuns, within: str | None) -> RunComparison:
+        runs = self._runs.find(asked.run, within), self._runs.find(asked.other, within)
+        infos = tuple(self._info(run, within) for run in runs)
         metrics = list(dict.fromkeys([*runs[0].summary, *runs[1].summary]))
         at_step = {}
         if asked.step is not None:

@@ -346,9 +346,9 @@ class UserRuns:
         return self._runs.get(self._of_start.get(start, ""))
 
     def children(self, run: Run) -> list[Run]:
-        """Return the runs that continue a run, the first first: those of its own session, if it has one."""
-        found = [one for one in self if one.parent is not None and one.parent["run"] == run.id]
-        return sorted((one for one in found if one.session == run.session), key=lambda one: one.began)
+        """Return the runs that continue a run, the first first."""
+        found = (one for one in self if one.parent is not None and one.parent["run"] == run.id)
+        return sorted(found, key=lambda one: one.began)
 
     def timeline(self, run: Run) -> list[dict[str, Any]]:
         return self._timeline.of(run)

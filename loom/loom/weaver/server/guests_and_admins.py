@@ -19,7 +19,6 @@ from loom.errors import Denied, NotFound, WrongArguments
 from loom.weaver.commands import unknown_command
 from loom.weaver.persistent_state import named
 from loom.weaver.replicas import Replica
-from loom.weaver.runs.catalog import Catalog
 from loom.weaver.states import LIVING
 from loom.weaver.views import DeviceInfo, GoodputRecord, WeaverEvent, WeaverStatus, few, to_json
 from loom.weaver.weaver import Weaver
@@ -48,6 +47,8 @@ class Asker:
     """The name of a token or a session, for events."""
     session: str | None = None
     admin: bool = False
+    within: str | None = None
+    """The only session whose runs the sender sees; None: those of all."""
 
     @classmethod
     def read(cls, arguments: Mapping[str, Any]) -> Asker:
@@ -60,12 +61,9 @@ class Guest:
 
     Args:
         do: does an operation on all replicas of the user.
-        catalog: the user's runs.
     """
 
-    def __init__(
-        self, session: str, weaver: Weaver, do: Callable[[Operation, Asker], Any], catalog: Catalog
-    ) -> None:
+    def __init__(self, session: str, weaver: Weaver, do: Callable[[Operation, Asker], Any]) -> None:
         self._session = session
         self._known = weaver.known
         self._do = do
@@ -77,7 +75,7 @@ class Guest:
             operations.GetDevices: self._devices,
             operations.GetEvents: self._events,
             operations.GetGoodput: self._goodput,
-            operations.GetRuns: lambda asked, asker: catalog.listed(asked, session),
+            operations.GetRuns: self._do,
             operations.GiveCommand: self._command,
             operations.GetCommand: self._command_state,
         }
@@ -89,12 +87,11 @@ class Guest:
             raise Denied(
                 f"{operation!r:.80} reaches beyond session {self._session!r}: only the session's user asks for it"
             )
-        asked, asker = found.read(arguments), Asker.read(arguments)
+        asked, asker = found.read(arguments), replace(Asker.read(arguments), within=self._session)
         if found.about:
             return self._do(self._about_own(asked, found.about), asker)
         if found.of_runs:
-            runs = {name: self._known.runs.find(getattr(asked, name), self._session).id for name in found.of_runs}
-            return self._do(replace(asked, **runs), asker)  # type: ignore[type-var]
+            return self._do(asked, asker)
         return self._narrowed[found](asked, asker)
 
     @property

@@ -254,7 +254,7 @@ class RequestHandler:
 
     def _in_session(self, asked: operations.DoInSession, asker: Asker, now: float) -> Any:
         """Do an operation on the replicas of one session only."""
-        return Guest(asked.session, self._weaver, self.do, self.catalog).answer(asked.do, asked.arguments)
+        return Guest(asked.session, self._weaver, self.do).answer(asked.do, asked.arguments)
 
     def _status(self, now: float) -> WeaverStatus:
         undurable = self._weaver.undurable

@@ -661,9 +661,7 @@ def test_a_run_with_many_metrics_is_short_in_a_list_and_whole_by_itself(bench: B
 def guest(bench: Bench, session: str) -> Guest:
     known = bench.weaver.known
     catalog = Catalog("ann", known.runs, known.history, bench.weaver.outbox.hurry)
-    return Guest(
-        session, bench.weaver, lambda asked, asker: catalog.handlers[type(asked)](asked, asker, 0.0), catalog
-    )
+    return Guest(session, bench.weaver, lambda asked, asker: catalog.handlers[type(asked)](asked, asker, 0.0))
 
 
 def test_a_guest_sees_the_runs_of_the_session_and_changes_none(bench: Bench) -> None:
@@ -685,6 +683,27 @@ def test_a_guest_sees_the_runs_of_the_session_and_changes_none(bench: Bench) -> 
     for operation in ("note_run", "tag_run", "archive_run", "remove_run"):
         with pytest.raises(Denied):
             asks(operation, {"run": "shared"})
+
+
+def test_the_user_sees_branches_in_other_sessions_and_a_guest_learns_of_none(bench: Bench) -> None:
+    Threadlet(bench, "train_0", start="elder", session="s", key_of="s")
+    Threadlet(bench, "near_0", group="near", start="near", session="s", key_of="s", parent="branch:elder:5")
+    Threadlet(bench, "far_0", group="far", start="far", session="t", key_of="t", parent="branch:elder:9")
+
+    assert [child["run"] for child in details(bench, "elder").children] == ["near", "far"]
+    assert details(bench, "far").parent == {"run": "elder", "name": "train", "step": 9, "kind": "branch"}
+
+    of_parent, of_branch = guest(bench, "s").answer, guest(bench, "t").answer
+    assert [child["run"] for child in of_parent("run", {"id": "elder"}).children] == ["near"]
+    assert of_parent("run", {"id": "near"}).parent["name"] == "train"
+    (listed,) = of_branch("runs", {})
+    compared = of_branch("compare_runs", {"run": "far", "other": "far"})
+    for seen in (listed, of_branch("run", {"id": "far"}), *compared.runs):
+        assert seen.parent is None
+        assert "elder" not in str(seen.to_body())
+    for hidden in ("elder", "near", "no-such"):
+        with pytest.raises(NotFound, match=f"no run '{hidden}'; there are far"):
+            of_branch("run", {"id": hidden})
 
 
 @pytest.mark.parametrize(
@@ -721,11 +740,12 @@ def test_a_branch_names_its_parent_which_names_its_children(bench: Bench) -> Non
     assert parents.pop("fifth") == {**branch, "step": 1}
     assert parents == {"first": None, "second": branch, "third": None, "fourth": None}
     child = {"run": "second", "name": "half", "state": "running", "step": 900, "kind": "branch"}
-    assert details(bench, "first").children == (child,)
+    theirs = {"run": "fifth", "name": "theirs", "state": "running", "step": 1, "kind": "branch"}
+    assert details(bench, "first").children == (child, theirs)
     assert details(bench, "second").parent == {**branch, "name": "train"}
     assert details(bench, "odd").parent is None
     bench.commit()
-    assert details(bench, "first").children == (child,)
+    assert details(bench, "first").children == (child, theirs)
 
 
 def test_the_values_with_which_a_branch_begins_are_one_mark_of_all_ranks(bench: Bench) -> None:
