@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from loom.errors import LoomError, NameTaken, NoSuchRun
 from loom.tracing.trace_ids import current_trace
+from loom.weaver.run_views import TrainingName
 from loom.wire.bodies import RECORD, STDOUT, AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import After
@@ -43,6 +44,9 @@ class RunHandle(Shown):
         """Start of the run, in seconds since the epoch on the driver's clock; None until the driver reports it."""
         self.finished: float | None = None
         """End of the run, in seconds since the epoch on the driver's clock; None until then."""
+        self.trains: tuple[TrainingName, ...] = ()
+        """Id and name of each training's run that the function is of, as ``job.runs()`` found them last; ``()`` if
+        it trains nothing. ``job.weaver.run(id)`` has the rest."""
 
     def done(self) -> bool:
         """Return whether the run has ended, in whatever way."""
@@ -129,10 +133,15 @@ class RunHandle(Shown):
         return LiveHtml(self._repr_html_, self.done)
 
     def _repr_html_(self) -> str:
-        return run_html(self.name, self.status, self.started, self.finished)
+        return run_html(self.name, self.status, self.started, self.finished, self._training())
 
     def __repr__(self) -> str:
-        return f"<RunHandle {self.name!r} {self.status}>"
+        training = self._training()
+        return f"<RunHandle {self.name!r} {self.status}{training and f', {training}'}>"
+
+    def _training(self) -> str:
+        """Return the runs of its trainings in words."""
+        return f"trains {', '.join(f'{one.name} {one.id}' for one in self.trains)}" if self.trains else ""
 
 
 class RunOutput:
@@ -230,9 +239,9 @@ class KnownRuns:
         with self._lock:
             self._listing += 1
         try:
-            listed = self._caller.ask(ListRuns()).get()
+            listed = self._caller.ask(ListRuns(self._caller.knows_trainings or None)).get()
             with self._lock:
-                handles = [self._handle(ident, name, *state) for ident, name, *state in listed]
+                handles = [self._handle(*one) for one in listed]
         finally:
             with self._lock:
                 self._listing -= 1
@@ -244,12 +253,21 @@ class KnownRuns:
                 found[handle.name] = handle
         return found
 
-    def _handle(self, ident: int, name: str, *state: Any) -> RunHandle:
+    def _handle(
+        self,
+        ident: int,
+        name: str,
+        status: str,
+        started: float | None,
+        finished: float | None,
+        trains: Sequence[tuple[str, str]] = (),
+    ) -> RunHandle:
         """Return the handle of a run that was listed, in its newest state: it may have ended since."""
         handle = self._handles.get(ident)
         if handle is None:
             handle = self._handles[ident] = RunHandle(self._caller, ident, name)
-        handle._note(*state)
+        handle._note(status, started, finished)
+        handle.trains = tuple(TrainingName(*one) for one in trains)
         if (missed := self._missed.get(ident)) is not None:
             handle._note(missed.status, missed.started, missed.finished)
         return handle

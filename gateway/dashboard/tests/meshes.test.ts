@@ -240,10 +240,12 @@ describe('the view', () => {
   });
 
   it('of sessions lists the runs, and follows one', async () => {
-    const run = { name: HOSTILE, started: 1, finished: null };
-    await open('#/sessions/s1', { runs: [{ ...run, id: 4, state: 'failed', finished: 3 }, { ...run, id: 9, state: 'running' }] });
+    const run = { name: HOSTILE, started: 1, finished: null, trains: [] };
+    const trains = [{ id: '3f2a9c', name: HOSTILE }];
+    await open('#/sessions/s1', { runs: [{ ...run, id: 4, state: 'failed', finished: 3 }, { ...run, id: 9, state: 'running', trains }] });
     const rows = [...find('runs')!.querySelectorAll<HTMLElement>('tbody tr')];
     expect(rows.map((row) => row.dataset['state'])).toEqual(['running', 'failed']);
+    expect(rows.map((row) => row.querySelector('a.training')?.getAttribute('href'))).toEqual(['#/runs/3f2a9c', undefined]);
     rows[0]!.querySelector<HTMLButtonElement>('[data-testid="follow-run"]')!.click();
     flushSync();
     expect(location.hash).toContain('run=9');

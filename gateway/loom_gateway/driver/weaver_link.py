@@ -17,15 +17,16 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from loom.control.latencies import Latencies
-from loom.control.operations import GetAddress, NoteReached, ReportCalls, ReportEnded, ReportSpawned
+from loom.control.operations import GetAddress, GetRunsBegun, NoteReached, ReportCalls, ReportEnded, ReportSpawned
 from loom.errors import LoomError, WeaverUnavailable
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.weaver.client import WeaverClient
+from loom.weaver.run_views import RunsPlace
 from loom.wire.bodies import OpenSession
 from loom_gateway.driver.clients.unread_results import StoredResults
 from loom_gateway.sessions.state_dir import DriverFiles
@@ -119,6 +120,18 @@ class DriverWeaverLink:
             return await asyncio.wait_for(self.client.do(operation, self.session, **given), timeout)
         except asyncio.TimeoutError:
             raise WeaverUnavailable(f"the weaver did not answer within {timeout:g} s") from None
+
+    async def runs_begun(self, places: Collection[str], timeout: float) -> dict[str, list[RunsPlace]] | None:
+        """Return, by place, the runs of the session whose processes began there; None if the weaver is away."""
+        try:
+            asked = GetRunsBegun(self.session, sorted(places))
+            found = await asyncio.wait_for(self.client.ask_for(asked), timeout)
+        except (LoomError, asyncio.TimeoutError):
+            return None
+        begun: dict[str, list[RunsPlace]] = {}
+        for one in found:
+            begun.setdefault(one[0], []).append(RunsPlace(*one))
+        return begun
 
     async def write_down(self, reached: NoteReached) -> None:
         """Have it written into the gateway's audit what a client does in the process of a rank.

@@ -9,6 +9,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loom.weaver.run_views import TrainingName
+
 SHOWN_RANKS = 64
 """Elements of a mesh up to which the state of each is told. Of a larger mesh, so many failed ones are told."""
 
@@ -131,6 +133,8 @@ class RunInfo:
     started: float
     """Seconds since the epoch, as is `finished`."""
     finished: float | None
+    trains: Sequence[TrainingName] = ()
+    """The runs of trainings that the function is of; empty if it trains nothing."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _check_run(gateway: Gateway, session: str, run: int) -> None:
     if any(gateway.logs(session, False, run=run, tail=1)):
         return
     try:
-        known = {int(each["id"]): str(each["name"]) for each in gateway.runs(session)}
+        known = {int(each["id"]): _called(each) for each in gateway.runs(session)}
     except UnknownSession:  # it has ended: only the log is left
         raise NoSuchRun(f"the log of session {session!r} has no line of a run {run}") from None
     if run not in known:
@@ -59,6 +59,11 @@ def _check_run(gateway: Gateway, session: str, run: int) -> None:
         raise NoSuchRun(
             f"session {session!r} knows no run {run}, and its log has no line of it; the driver's runs: {runs}"
         )
+
+
+def _called(run: Mapping[str, Any]) -> str:
+    trains = ", ".join(f"{one['name']} {one['id']}" for one in run.get("trains", ()))
+    return f"{run['name']}{trains and f', trains {trains}'}"
 
 
 def _shown(line: Mapping[str, Any]) -> str:

@@ -214,6 +214,9 @@ class ThreadletHello(Frame, kind="hello"):
     there is none."""
     branch_config: Mapping[str, Any] = field(default_factory=dict)
     """Of a branch: the values that the process applies by itself before its first step."""
+    place: str | None = None
+    """Where in its session a process began that is none of a proc mesh, as `loom.control.run_start.own_place` says;
+    left out on the link if it is None."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -225,6 +228,8 @@ class ThreadletHello(Frame, kind="hello"):
             del fields["parent"], fields["branch_config"]
         else:
             fields["parent"] = str(self.parent)
+        if self.place is None:
+            del fields["place"]
         return [self.KIND, {"protocol": PROTOCOL, **fields}]
 
     @classmethod
@@ -285,6 +290,7 @@ class ThreadletHello(Frame, kind="hello"):
             start=start,
             parent=RunParent.read(optional_text(fields, "parent") or ""),
             branch_config=values("branch_config", fields.get("branch_config", {})),
+            place=optional_text(fields, "place"),
         )
 
 

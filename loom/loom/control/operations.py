@@ -26,7 +26,7 @@ from loom.control.torchloom_names import ALIASES, translate
 from loom.errors import WrongArguments
 from loom.weaver.alert_views import Alert, AlertKind, AlertRule, WebhookForm
 from loom.weaver.device_failures import Action
-from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord
+from loom.weaver.run_views import RunComparison, RunCurves, RunDetails, RunRecord, RunsPlace
 from loom.weaver.views import (
     CommandState,
     DeviceInfo,
@@ -1015,6 +1015,10 @@ MAX_WORKERS = 10_000
 """Workers of one session."""
 
 
+MAX_PLACES = 10_000
+"""Places of a session in one question."""
+
+
 @dataclass(frozen=True)
 class ReportCalls(Operation, name="calls", reach=Reach.SESSION):
     """Take a driver's report of its calls, and return what the user's other sessions use of the user's limits.
@@ -1056,6 +1060,15 @@ class GetReplicasIn(Operation, name="replicas_in", reach=Reach.SESSION, waits=Tr
     ranks: list[int] = field(default_factory=list)
     timeout: float = 0.0
     """Seconds."""
+
+
+@dataclass(frozen=True)
+class GetRunsBegun(Operation, name="runs_begun", result=list[RunsPlace], reach=Reach.SESSION):
+    """Return where and when processes of the session's runs began, as far as in one of some places."""
+
+    session: str
+    places: Annotated[list[str], ArgumentBounds(max_length=MAX_PLACES)] = field(default_factory=list)
+    """As in `loom.weaver.run_views.RunsPlace`."""
 
 
 @dataclass(frozen=True)

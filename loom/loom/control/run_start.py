@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ PARENT_VARIABLE = "LOOM_RUN_PARENT"
 
 LAUNCHER_VARIABLE = "LOOM_RUN_LAUNCHER"
 """The environment variable with the id of the process that ``loom run`` became, and its folder: ``PID FOLDER``."""
+
+PLACE_VARIABLE = "LOOM_PLACE"
+"""The environment variable with the place in its session where a process began that is none of a proc mesh."""
 
 PARENT_KINDS = ("branch", "restart", "requeue")
 
@@ -119,6 +123,32 @@ _CHECKS = {
 def branch_command(start: str) -> str:
     """Return the id of the command by which the processes of a branch apply its values before their first step."""
     return f"branch-{start}"
+
+
+def _find_no_place() -> None:
+    return None
+
+
+_find_place: Callable[[], str | None] = _find_no_place
+
+
+def find_place_by(find: Callable[[], str | None]) -> None:
+    """Set the function that returns the place of what runs now in a session's driver, or in a fork of it."""
+    global _find_place
+    _find_place = find
+
+
+def own_place() -> str | None:
+    """Return the place in its session where this process began, or None.
+
+    It is that of a function of `Job.run` in the driver, as `function_place` names it, or the id of a proc mesh.
+    """
+    return _find_place() or os.environ.get(PLACE_VARIABLE)
+
+
+def function_place(session: str, function: int) -> str:
+    """Return the name of the place of a function's threads and processes in the driver of its session."""
+    return f"{function}@{session}"
 
 
 def start_of_slurm(given: Mapping[str, str]) -> str | None:

@@ -25,7 +25,7 @@ import msgpack
 import loom
 from loom.actor import Actor, concurrent_endpoint, endpoint
 from loom.control.address import ADDRESS_VARIABLE, weaver_address
-from loom.control.run_start import CODE_VARIABLE, COMMAND_VARIABLE, START_VARIABLE
+from loom.control.run_start import CODE_VARIABLE, COMMAND_VARIABLE, PLACE_VARIABLE, START_VARIABLE
 from loom.errors import EnvironmentFailed, LoomError
 from loom.launch.environment import HostEnvironment, enter, environment_on_this_host, usable_cache
 from loom.launch.project import PackageList
@@ -180,6 +180,8 @@ class LaunchedRank(Actor):
             **({COMMAND_VARIABLE: json.dumps(launch.shown)} if launch.shown else {}),
             CODE_VARIABLE: json.dumps({**launch.code, "tree": launch.tree}),
         }
+        if (procs := os.environ.get("LOOM_PROCS")) is not None:
+            found[PLACE_VARIABLE] = procs
         if weaver := weaver_address():
             found[ADDRESS_VARIABLE] = weaver
         if self._environment:

@@ -46,7 +46,7 @@ from loom.control.commands import CommandKind
 from loom.control.frame import MAX_HELLO, MAX_NAME, pack
 from loom.control.handshake import MAX_DEVICES, Activity, Bye, Handlers, Leaving, ThreadletHello, TrainingEnding
 from loom.control.reports import PeerFailure, PeerFailures, Phase, Registration, TimeAccount
-from loom.control.run_start import PARENT_VARIABLE, RunParent, read_start
+from loom.control.run_start import PARENT_VARIABLE, RunParent, own_place, read_start
 from loom.devices import LocalDevice, own_devices
 from loom.errors import Conflict, WrongArguments, describe_error
 from loom.process.threads import keep_going
@@ -182,6 +182,7 @@ class Threadlet(CommandApplier):
         if injectable is None:
             injectable = os.environ.get("LOOM_INJECTABLE") == "1"
         self._made_by = None if _maker is None else _maker()
+        self._place = own_place()
         self._respawns = os.environ.get("LOOM_RESPAWNS") == "1" if respawns is None else respawns
         nowhere = address is None and find_weaver is None
         super().__init__({**_of_process, **(config or {})}, not nowhere, injectable)
@@ -405,6 +406,7 @@ class Threadlet(CommandApplier):
             start=self._start,
             parent=self._parent,
             branch_config={} if (branch := own_branch()) is None else branch.config,
+            place=self._place,
         )
 
     def _plain_config(self) -> dict[str, Any]:

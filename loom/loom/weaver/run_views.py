@@ -5,7 +5,7 @@ The design page about runs says what a run is, and where its parts lie.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,26 @@ class MetricSummary(NamedTuple):
     max: MetricValue
     step: int | None
     """The step of the last value."""
+
+
+@dataclass(frozen=True)
+class TrainingName:
+    """The run of a training, as something else names it."""
+
+    id: str
+    name: str
+
+
+class RunsPlace(NamedTuple):
+    """A place of a session where processes of a run began."""
+
+    place: str
+    """The id of a proc mesh, or a function's, as `loom.control.run_start.function_place` names it."""
+    times: Sequence[float]
+    """When they did, in seconds since the epoch."""
+    run: str
+    """The run's id."""
+    name: str
 
 
 @dataclass(frozen=True)

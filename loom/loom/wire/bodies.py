@@ -470,6 +470,10 @@ class StartRun(Body, kind=Kind.RUN):
 class ListRuns(Body, kind=Kind.RUNS):
     """List the runs of the session. Result: a list of ``(run, name, status, started, finished)``."""
 
+    trainings: bool | None = None
+    """True for a sixth item: ``(id, name)`` of each training's run that the function is of. Only for a driver with
+    the capability ``trainings``."""
+
 
 @dataclass(frozen=True, slots=True)
 class AwaitRun(Body, kind=Kind.RUN_RESULT):

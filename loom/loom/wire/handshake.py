@@ -34,6 +34,7 @@ CAPABILITIES = (
     "drops",
     "probes",
     "launch",
+    "trainings",
 )
 """This side's abilities beyond the bare protocol."""
 

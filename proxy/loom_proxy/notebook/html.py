@@ -259,14 +259,14 @@ def future_html(state: str, timing: Timing | None, error: BaseException | None, 
     return _block(*parts)
 
 
-def run_html(name: str, status: str, started: float | None, finished: float | None) -> str:
-    """Return a function that runs, or has run, in the driver: its name, its state, and its start or duration."""
+def run_html(name: str, status: str, started: float | None, finished: float | None, more: str = "") -> str:
+    """Return a function that runs, or has run, in the driver: name, state, start or duration, and ``more``."""
     colour = {"running": RankState.STARTING, "done": RankState.ALIVE, "failed": RankState.FAILED}
     shade = _COLOURS[colour.get(status, RankState.STOPPED)]
     badge = f'<span style="{_CELL};color:#fff;background:{shade}">{fit_html(status)}</span>'
     since = "" if started is None else f"since {time.strftime('%H:%M:%S', time.localtime(started))}"
     small = since if started is None or finished is None else f"{finished - started:,.1f} s"
-    return _block(_line(f"<b>{fit_html(name)}</b> {badge}", small))
+    return _block(_line(f"<b>{fit_html(name)}</b> {badge}", "; ".join(filter(None, [small, fit_html(more)]))))
 
 
 def _cut(text: str, limit: int) -> str:

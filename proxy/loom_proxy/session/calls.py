@@ -134,6 +134,8 @@ class Calls(Waits):
         """True if the driver runs the cells of notebooks."""
         self.knows_launches = "launch" in welcome.capabilities
         """True if the cluster has `loom.launch`."""
+        self.knows_trainings = "trainings" in welcome.capabilities
+        """True if the driver names the trainings of functions."""
         self.environment: EnvironmentEntry | None = None
         """The environment that processes enter when they are spawned, from `Job.env`."""
         self._kept: Collection[type] = KEPT_UNTIL_READ if "reads" in welcome.capabilities else ()

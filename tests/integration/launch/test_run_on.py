@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from loom.rest_client import Gateway
 from loom_proxy.contexts import ContextFile, GatewayContext
 from loom_proxy.local import LocalCluster
 from loom_proxy.weaver.client import WeaverProxy
-from tests.support.gateways import BOUND, TOKEN, await_true, gateway_of
+from tests.support.gateways import BOUND, TOKEN, attach, await_true, gateway_of
 from tests.support.package_index import NAME, package_index
 
 pytestmark = pytest.mark.slow
@@ -264,6 +265,10 @@ def test_detached_by_a_context_it_goes_on_to_its_end(
     assert (status, out) == (0, [])
     await_true(lambda: any(one.state != "running" for one in weaver.runs("detached")))
     assert weaver.run(run_id(err)).state == "completed"
+    session = re.search(r"in session (\S+):", err)
+    assert session is not None
+    with attach(hosts, session[1]) as job:
+        assert [one.id for one in job.runs()["detached"].trains] == [run_id(err)]
 
     status, _, err = finish(start("loop.py", "30", on="missing", env={}))
     assert status != 0

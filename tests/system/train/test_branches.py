@@ -54,6 +54,7 @@ def test_a_branch_trains_beside_its_job_in_the_same_session(job: loom.Job, tmp_p
     assert half.name.startswith("train-at-20")
     expect_half_the_rate(half, run.id, 20)
     assert [one["run"] for one in run.refresh().children] == [half.id]
+    assert [one.id for one in job.runs()["train"].trains] == [run.id, half.id]
     assert run.state == "running"
     assert (tmp_path / f"kept-branch-{half.id}").is_dir()
     for wanted, why in (
@@ -88,5 +89,5 @@ def test_the_program_of_a_job_starts_a_branch_when_it_is_given_again(
     half = next(one for one in loom.runs() if (one.parent or {}).get("run") == parent.id)
     expect_half_the_rate(half, parent.id, 20)
     assert (half.state, half.step) == ("completed", 40)
-    assert os.path.isdir(tmp_path / f"kept-branch-{half.id}")
     assert [one["run"] for one in parent.refresh().children] == [half.id]  # which is of another session
+    assert os.path.isdir(tmp_path / f"kept-branch-{half.id}")

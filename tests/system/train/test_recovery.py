@@ -175,10 +175,12 @@ def test_the_job_goes_on_without_the_program_that_began_it(cluster: LocalCluster
     os.kill(pids["train_0"][0], signal.SIGKILL)  # nobody is there to see it
 
     with loom.connect(cluster.url, cluster.token, session=job.session) as later:
-        summary = later.runs()["train"].result(BOUND)
+        run = later.runs()["train"]
+        summary = run.result(BOUND)
 
     assert_finished(summary, 1000, groups=2)
     assert summary.failures == 1
+    assert [one.name for one in run.trains] == ["train"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from loom.wire.bodies import ReadRunOutput, RunChanged
+from loom.weaver.run_views import TrainingName
+from loom.wire.bodies import ListRuns, ReadRunOutput, RunChanged
 from loom_proxy.runs import KnownRuns
 
 
@@ -28,6 +29,7 @@ class StandIn:
     """Stands in for a session in which each function prints two lines and returns 5."""
 
     knows_traces = False
+    knows_trainings = False
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -80,3 +82,27 @@ def test_a_run_that_ends_while_it_is_listed_has_ended() -> None:
 
     assert (run.status, run.started, run.finished) == ("done", 1.0, 2.0)
     assert not session.known._missed
+
+
+class Trains(StandIn):
+    """A session with a function that trains, and one that does not; its driver is of this version, or older."""
+
+    def ask(self, operation: object, *_: object, **__: object) -> Answer:
+        assert isinstance(operation, ListRuns)
+        train, other = (3, "train", "running", 1.0, None), (4, "other", "done", 1.0, 2.0)
+        return Answer([(*train, [("3f2a9c", "sft")]), (*other, [])] if operation.trainings else [train, other])
+
+
+def test_a_function_that_trains_names_the_run_if_the_driver_knows_it() -> None:
+    session: Any = Trains()
+    runs = KnownRuns(session)
+
+    assert [run.trains for run in runs.listed().values()] == [(), ()]
+    session.knows_trainings = True
+    listed = runs.listed()
+
+    assert listed["train"].trains == (TrainingName("3f2a9c", "sft"),)
+    assert repr(listed) == (
+        "{'train': <RunHandle 'train' running, trains sft 3f2a9c>, 'other': <RunHandle 'other' done>}"
+    )
+    assert "trains sft 3f2a9c" in listed["train"]._repr_html_()

@@ -56,6 +56,8 @@ export interface RunInfo {
   state: 'running' | 'done' | 'failed' | 'cancelled';
   started: number;
   finished: number | null;
+  /** The runs of trainings that the function is of. */
+  trains: { id: string; name: string }[];
 }
 
 export type MeshKind = 'hosts' | 'processes' | 'actors';

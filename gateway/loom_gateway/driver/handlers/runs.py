@@ -5,15 +5,22 @@ Each has a `RunThread`: the driver's main thread, or another if that is taken. I
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
 import functools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from loom.control.run_start import function_place
 from loom.errors import LoomError, NameTaken, NoSuchRun, OperationCancelled, OperationFailed, TooManyRuns
 from loom.tracing import flush
 from loom.tracing.trace_ids import begin_trace, checked_trace
-from loom.wire.bodies import AwaitRun, EndRun, OperationResult, ReadRunOutput, RunChanged, StartRun
+from loom.weaver.run_views import RunsPlace, TrainingName
+from loom.wire.bodies import AwaitRun, EndRun, ListRuns, OperationResult, ReadRunOutput, RunChanged, StartRun
+from loom.wire.codec import Decoder
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.monarch.errors import raised_message
 from loom_gateway.driver.output.collector import LogCollector
@@ -26,6 +33,7 @@ from loom_gateway.sessions.descriptions import RunInfo, RunState, SessionRuns
 
 MOST_RUNNING = 1000  # functions that run at once; each has a thread
 KEPT_RUNS = 256  # finished runs whose result and output are kept; the oldest go first
+NAMED_WITHIN = 1.0  # seconds that the weaver has to name the runs of trainings for a list
 KEPT_BYTES = 256 << 20  # bytes of results and displays to keep, in addition to the newest; the oldest go first
 
 
@@ -42,12 +50,37 @@ class FunctionRun:
         self.finished_order = 0.0  # by a clock that does not jump
         self.thread: RunThread
         self.output: RecordedOutput
+        self.given: set[int] = set()  # the ids of the proc meshes that the function was given
+        self.trains: tuple[TrainingName, ...] = ()  # the runs of which it is, as the weaver said last
         self.answer: Message | None = None  # run's `Kind.RESULT` or `Kind.ERROR` message, encoded once
         self.waiting: list[tuple[int, float]] = []  # operations that wait for the result, with their arrival times
         self.readers: list[tuple[int, float, int]] = []  # that wait for output: id, arrival time, position
 
     def state(self) -> tuple[str, float, float | None]:
         return self.status.value, self.started, self.finished
+
+    @property
+    def places(self) -> dict[str, tuple[float, float]]:
+        """The places where the processes of the function's trainings begin, and since and until when.
+
+        A mesh that it was given is used by others before and after it.
+        """
+        own = dict.fromkeys([self.output.processes.place, *map(str, self.output.processes.meshes)], _EVER)
+        going = self.started, math.inf if self.finished is None else self.finished
+        return {**dict.fromkeys(map(str, self.given), going), **own}
+
+    def name_trainings(self, begun: Mapping[str, list[RunsPlace]]) -> None:
+        """Take the runs of trainings that have begun in places of the session."""
+        found = (
+            one
+            for place, (since, until) in self.places.items()
+            for one in begun.get(place, ())
+            if any(since <= time <= until for time in one.times)
+        )
+        self.trains = tuple({one.run: TrainingName(one.run, one.name) for one in found}.values())
+
+
+_EVER = (-math.inf, math.inf)
 
 
 class Runs:
@@ -71,9 +104,24 @@ class Runs:
         self._context.loop.call_soon_threadsafe(self._forget_clients)
 
     def describe(self) -> SessionRuns:
-        """Return the runs that go on or are kept. Safe on any thread."""
-        runs = self._runs.copy().values()
-        return SessionRuns([RunInfo(run.ident, run.name, run.status, run.started, run.finished) for run in runs])
+        """Return the runs that go on or are kept. Safe on any thread but the event loop's."""
+        naming = asyncio.run_coroutine_threadsafe(self._name_trainings(), self._context.loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            naming.result(2 * NAMED_WITHIN)
+        return SessionRuns(
+            [
+                RunInfo(run.ident, run.name, run.status, run.started, run.finished, run.trains)
+                for run in self._runs.copy().values()
+            ]
+        )
+
+    async def _name_trainings(self) -> None:
+        """Ask the weaver for the runs of the functions' trainings. While it is away, what it said last holds."""
+        runs = list(self._runs.values())
+        places = {place for run in runs for place in run.places}
+        if places and (begun := await self._context.weaver.runs_begun(places, NAMED_WITHIN)) is not None:
+            for run in runs:
+                run.name_trainings(begun)
 
     @property
     def going_on(self) -> bool:
@@ -115,12 +163,13 @@ class Runs:
         request = StartRun.from_body(message.body)
         run = FunctionRun(message.id, request.name, request.detached)
         printed = functools.partial(self._printed, run)
-        run.output = RecordedOutput(self._context.loop, printed, self._logs.of_run(run.ident, run.name))
+        place = function_place(self._context.weaver.session, run.ident)
+        run.output = RecordedOutput(self._context.loop, printed, self._logs.of_run(run.ident, run.name), place)
         if not run.notified:
             run.waiting.append((message.id, started))
         try:
             # Decode here and not on the loop, so that earlier operations have started and later ones have not.
-            fn, args, kwargs = self._context.decoder.loads(
+            fn, args, kwargs = Decoder(functools.partial(self._give, run)).loads(
                 message.parts, f"the function or an argument of run {run.name!r}"
             )
         except Exception as error:  # noqa: BLE001 - a user's __setstate__ may raise anything
@@ -130,6 +179,14 @@ class Runs:
             if (trace := checked_trace(request.trace)) is not None:
                 function = functools.partial(_in_trace, trace, function)
             self._soon(self._begin, run, function)
+
+    def _give(self, run: FunctionRun, mesh: int) -> Any:
+        """Return the mesh or port of a reference in what a function is given."""
+        given = self._context.meshes.resolve(mesh)
+        entry = self._context.meshes.known(mesh)
+        if entry is not None and entry.kind != "hosts":
+            run.given.add(entry.procs)
+        return given
 
     def _begin(self, run: FunctionRun, function: Callable[[], Any]) -> None:
         going = [other for other in self._runs.values() if other.status is RunState.RUNNING]
@@ -208,11 +265,21 @@ class Runs:
                 del self._runs[run.ident]
 
     def _list(self, message: Message, started: float) -> None:
-        listed = []
+        named = ListRuns.from_body(message.body).trainings
         for run in self._runs.values():
             run.notified = True
-            listed.append((run.ident, run.name, *run.state()))
-        self._context.replies.succeed(message.id, started, listed)
+        if named:
+            self._context.replies.answer_with(message, started, self._listed_with_trainings())
+        else:
+            self._context.replies.succeed(message.id, started, self._listed())
+
+    async def _listed_with_trainings(self) -> list[tuple[Any, ...]]:
+        await self._name_trainings()
+        trains = {run.ident: [(one.id, one.name) for one in run.trains] for run in self._runs.values()}
+        return [(*one, trains[one[0]]) for one in self._listed()]
+
+    def _listed(self) -> list[tuple[Any, ...]]:
+        return [(run.ident, run.name, *run.state()) for run in self._runs.values()]
 
     def _wait_for_result(self, message: Message, started: float) -> None:
         run = self._find(AwaitRun.from_body(message.body).run)

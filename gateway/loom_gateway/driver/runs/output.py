@@ -24,6 +24,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from loom.control.run_start import find_place_by
 from loom.tracing.spans import recorder
 from loom.wire.bodies import RECORD, STDERR, STDOUT
 from loom_gateway.driver.output.pump import ByteBudget
@@ -169,11 +170,12 @@ class RecordedOutput:
         loop: asyncio.AbstractEventLoop,
         changed: Callable[[], None],
         log: Callable[[str, str], None] | None = None,
+        place: str = "",
     ) -> None:
         self._loop = loop
         self._changed = changed
         self._log = log
-        self.processes = StartedProcesses()
+        self.processes = StartedProcesses(place)
         self.pipes = OutputPipes(loop, functools.partial(self.write, of_processes=True))
         self.streams: dict[int, io.TextIOBase] = {}
         """Its writers, by the stream."""
@@ -483,13 +485,20 @@ def route_output() -> None:
     sys.stderr = _routed[STDERR] = _RoutedStream(sys.stderr, STDERR)
     threading.Thread.start = _passing_on(threading.Thread.start)  # type: ignore[assignment,method-assign]
     os.write, os.writev = _write_of_run(os.write), _write_of_run(os.writev)
-    note_processes(_current_processes, current_ends)
+    note_processes(current_processes, current_ends)
+    find_place_by(_current_place)
     recorder.refresh()
 
 
-def _current_processes() -> StartedProcesses | None:
+def current_processes() -> StartedProcesses | None:
+    """Return the processes of this context's run; None outside of runs."""
     output = _current.get()
     return None if output is None else output.processes
+
+
+def _current_place() -> str | None:
+    processes = current_processes()
+    return None if processes is None else processes.place
 
 
 def _passing_on(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -15,6 +15,9 @@ from typing import Any, NoReturn
 
 import psutil
 
+from loom.control.address import ADDRESS_VARIABLE
+from loom.control.run_start import PLACE_VARIABLE
+
 logger = logging.getLogger(__name__)
 
 GRACE = 2.0  # seconds that a process has to end after SIGTERM before it is killed
@@ -22,9 +25,16 @@ REMEMBERED = 64  # processes of a run above which those that have ended are forg
 
 
 class StartedProcesses:
-    """The processes that one run has started. Safe on any thread."""
+    """The processes that one run has started. Safe on any thread.
 
-    def __init__(self) -> None:
+    Args:
+        place: the name of the run's own threads and processes as a place where trainings begin.
+    """
+
+    def __init__(self, place: str = "") -> None:
+        self.place = place
+        self.meshes: list[int] = []
+        """The ids of the proc meshes that the run has spawned."""
         self._processes: list[psutil.Process] = []
 
     def add(self, pid: int) -> None:
@@ -77,8 +87,8 @@ def note_processes(
     """Note each process that starts with the run that is ``current`` in its thread, and let it print to the run.
 
     ``ends`` returns the descriptors of that run's output. A process that is started with an output of its own keeps
-    it. Python starts processes by few functions: one that `subprocess` and `multiprocessing` share, and those of
-    `os`.
+    it. A process that may report to the weaver gets the run's place, too. Python starts processes by few functions:
+    one that `subprocess` and `multiprocessing` share, and those of `os`.
     """
 
     def noted(start: Callable[..., Any], redirect: Callable[..., _Call] | None = None) -> Callable[..., Any]:
@@ -87,11 +97,11 @@ def note_processes(
             started = current()
             if started is None:
                 return start(*args, **kwargs)
-            if redirect is not None and (own := ends()) is not None:
-                args, options = redirect(own, args, kwargs)
-                result = start(*args, **options)
-            else:
+            if redirect is None:
                 result = start(*args, **kwargs)
+            else:
+                args, options = redirect(ends(), started.place, args, kwargs)
+                result = start(*args, **options)
             pid = result[0] if isinstance(result, tuple) else result
             if pid and not _is_resource_tracker(args):
                 started.add(pid)
@@ -117,22 +127,34 @@ _Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 _REPLACED = ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "execv", "execve")
 
-_C2PWRITE, _ERRWRITE = 9, 11
-"""Places of the child's output and error among the arguments of ``fork_exec``. -1 there means inherited."""
+_ENVIRONMENT, _C2PWRITE, _ERRWRITE = 5, 9, 11
+"""Positions of the child's environment, output and error among the arguments of ``fork_exec``. The first is None if
+it is inherited, and the others are -1."""
 
 
-def _given_to_fork_exec(ends: tuple[int, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
+def _given_to_fork_exec(
+    ends: tuple[int, int] | None, place: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> _Call:
     changed = list(args)
-    for place, end in zip((_C2PWRITE, _ERRWRITE), ends, strict=True):
-        if changed[place] == -1:
-            changed[place] = end
-    if changed[_ERRWRITE] == 1:  # `subprocess.STDOUT` where the output is inherited
+    given = changed[_ENVIRONMENT]
+    variables = os.environb if given is None else dict(one.split(b"=", 1) for one in given)
+    if given is None or ADDRESS_VARIABLE.encode() in variables:
+        variables = {**variables, PLACE_VARIABLE.encode(): place.encode()}
+        changed[_ENVIRONMENT] = [name + b"=" + value for name, value in variables.items()]
+    for position, end in zip((_C2PWRITE, _ERRWRITE), ends or (-1, -1), strict=True):
+        if changed[position] == -1:
+            changed[position] = end
+    if ends is not None and changed[_ERRWRITE] == 1:  # `subprocess.STDOUT` where the output is inherited
         changed[_ERRWRITE] = changed[_C2PWRITE]
     return tuple(changed), kwargs
 
 
-def _given_to_posix_spawn(ends: tuple[int, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
-    ours = [(os.POSIX_SPAWN_DUP2, end, number) for end, number in zip(ends, (1, 2), strict=True)]
+def _given_to_posix_spawn(
+    ends: tuple[int, int] | None, place: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> _Call:
+    if len(args) == 3 and (args[2] is None or ADDRESS_VARIABLE in args[2]):
+        args = (*args[:2], {**(os.environ if args[2] is None else args[2]), PLACE_VARIABLE: place})
+    ours = [(os.POSIX_SPAWN_DUP2, end, number) for end, number in zip(ends or (), (1, 2), strict=False)]
     return args, {**kwargs, "file_actions": [*ours, *(kwargs.get("file_actions") or ())]}
 
 

@@ -14,7 +14,7 @@ from loom.errors import because
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry, stop_quietly
 from loom_gateway.driver.monarch.process_bootstrap import ReplicaPlace, TorchrunPlace, bootstrap_on
-from loom_gateway.driver.runs.output import show
+from loom_gateway.driver.runs.output import current_processes, show
 from loom_gateway.driver.session.context import SessionContext
 
 FIRST_ID = 1 << 40  # first id of meshes that the driver makes itself, far above the ids that clients count
@@ -68,6 +68,8 @@ class LocalSession:
         ranks = tuple(range(len(mesh)))
         entry = MeshEntry("procs", name, mesh, ident, procs=ident, ranks=ranks, hosts=(host,) * len(ranks))
         context.meshes.add(ident, entry)
+        if (processes := current_processes()) is not None:
+            processes.meshes.append(ident)
         if host in context.hosts.lost:  # the host was lost during the spawn
             context.loop.call_soon_threadsafe(context.failures.processes_gone_with, ident, entry, host)
         return SpawnedHere(context, entry)

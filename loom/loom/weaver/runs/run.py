@@ -20,6 +20,12 @@ MAX_CONFIG = 64 << 10
 MAX_GROUPS = 64
 """Groups, and ids of starts, that one run remembers."""
 
+MAX_PLACES = 64
+"""Places of which a run remembers that processes of it began there, and times that it remembers of each."""
+
+TOGETHER = 0.01
+"""Seconds within which processes that begin in one place count once."""
+
 MAX_REASON = 500
 """Characters of the reason of an end."""
 
@@ -98,6 +104,8 @@ class Run:
     parent: Mapping[str, Any] | None = None
     marks: int = 0
     """Marks of the timeline, ever."""
+    places: dict[str, list[float]] = field(default_factory=dict)
+    """The places in its session where processes of it began, and when: the first time, and the last ones."""
 
     # The fields from here on are not stored.
     there: dict[str, Replica] = field(default_factory=dict)
@@ -157,6 +165,15 @@ class Run:
                     self.config[key] = value
                     self.config_bytes += size
         return len(self.config) > before
+
+    def begin_in(self, place: str, now: float) -> None:
+        """Note that a process began in a place of the run's session: in a proc mesh, or in a function there."""
+        times = self.places.pop(place, [])
+        if not times or now - times[-1] >= TOGETHER:
+            times.append(now)
+        self.places[place] = times if len(times) <= MAX_PLACES else [times[0], *times[2:]]
+        if len(self.places) > MAX_PLACES:
+            del self.places[next(iter(self.places))]
 
     def end(self, end: RankEnd | None, at: float) -> bool:
         """Record the end that decides; return whether it is another one than was known."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from loom.control.handshake import ThreadletHello
@@ -15,6 +15,7 @@ from loom.control.run_start import RunParent, StartFacts
 from loom.errors import LimitReached, NotFound, RunLives, WrongArguments
 from loom.weaver.commands import Commands
 from loom.weaver.replicas import Replica
+from loom.weaver.run_views import RunsPlace
 from loom.weaver.runs.run import MAX_GROUPS, RankEnd, Run, deciding_end
 from loom.weaver.runs.timeline import BETWEEN, Timeline, about_rank
 from loom.weaver.states import LIVING, ReplicaEnding
@@ -176,6 +177,9 @@ class UserRuns:
             run.ranks += 1
             self._ranks += 1
         replica.run, replica.began_again = run.id, known and not again
+        place = hello.procs or hello.place
+        if place and run.session is not None and not again:
+            run.begin_in(place, now)
         run.there[replica.id] = replica
         run.living[replica.id] = None
         self._history.enter(replica.id, run.id)
@@ -349,6 +353,16 @@ class UserRuns:
         """Return the runs that continue a run, the first first."""
         found = (one for one in self if one.parent is not None and one.parent["run"] == run.id)
         return sorted(found, key=lambda one: one.began)
+
+    def begun_in(self, session: str, places: Collection[str]) -> list[RunsPlace]:
+        """Return where and when processes of a session's runs began, as far as in one of the places."""
+        own = sorted((run for run in self if run.session == session), key=lambda one: one.began)
+        return [
+            RunsPlace(place, run.places[place], run.id, run.name)
+            for run in own
+            for place in places
+            if place in run.places
+        ]
 
     def timeline(self, run: Run) -> list[dict[str, Any]]:
         return self._timeline.of(run)

@@ -185,6 +185,9 @@ class RequestHandler:
             operations.AddEvent: self._note,
             operations.GetNumbers: self._numbers,
             operations.GetReplicasIn: self._replicas_in,
+            operations.GetRunsBegun: lambda asked, asker, now: self._known.runs.begun_in(
+                asked.session, asked.places
+            ),
             operations.DoInSession: self._in_session,
         }
         self.catalog = Catalog(user, self._known.runs, self._known.history, weaver.outbox.hurry)

@@ -26,7 +26,10 @@ class StandIn:
     def runs(self, session: str) -> list[dict[str, Any]]:
         if not self.living:
             raise UnknownSession(f"no session named {session!r}")
-        return [{"id": 3, "name": "train"}, {"id": 4, "name": "evaluate"}]
+        return [
+            {"id": 3, "name": "train", "trains": [{"id": "3f2a9c", "name": "sft"}]},
+            {"id": 4, "name": "evaluate"},
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +61,7 @@ def test_a_run_that_there_is_not_is_an_error() -> None:
     assert shown == ""
     assert isinstance(error, NoSuchRun)
     assert "session 's' knows no run 17" in str(error)
-    assert "3 (train), 4 (evaluate)" in str(error)
+    assert "3 (train, trains sft 3f2a9c), 4 (evaluate)" in str(error)
 
 
 def test_of_a_session_that_has_ended_the_log_decides(gateway: StandIn) -> None:

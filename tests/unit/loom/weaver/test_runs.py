@@ -15,6 +15,7 @@ from loom.errors import Denied, LimitReached, LoomError, NotFound, ProtocolMisma
 from loom.weaver.run_views import RunComparison, RunDetails, RunRecord
 from loom.weaver.runs import runs as bounds
 from loom.weaver.runs.catalog import Catalog
+from loom.weaver.runs.run import MAX_PLACES, TOGETHER, Run
 from loom.weaver.runs.timeline import KEPT, MAX_MARKS
 from loom.weaver.server.guests_and_admins import Asker, Guest
 from tests.unit.loom.weaver.bench import START, Bench, Threadlet
@@ -704,6 +705,44 @@ def test_the_user_sees_branches_in_other_sessions_and_a_guest_learns_of_none(ben
     for hidden in ("elder", "near", "no-such"):
         with pytest.raises(NotFound, match=f"no run '{hidden}'; there are far"):
             of_branch("run", {"id": hidden})
+
+
+def begun(bench: Bench, *places: str, session: str = "s") -> list[tuple[str, str, list[float]]]:
+    found = bench.weaver.known.runs.begun_in(session, places)
+    return [(one.place, one.run, [time - START for time in one.times]) for one in found]
+
+
+def test_a_run_keeps_where_and_when_processes_of_it_began(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    own = {"session": "s", "key_of": "s"}
+    controller = Threadlet(bench, "train_job", group="train_jobs", start="abc", place="7@s", **own)
+    for rank in range(3):
+        Threadlet(bench, f"train_{rank}", start="abc", rank=rank, procs=5, **own)
+    Threadlet(bench, "other_0", group="other", procs=5, session="t", key_of="t")
+    Threadlet(bench, "apart_0", group="apart", place="7@s")  # of no session
+    bench.now += 10
+    Threadlet(bench, "train_1", start="abc", rank=1, procs=6, **own)
+
+    wanted = [("7@s", "abc", [0.0]), ("5", "abc", [0.0]), ("6", "abc", [10.0])]
+    assert begun(bench, "7@s", "5", "6", "8") == wanted
+    bench.restart()
+    bench.now += 10
+    Threadlet(bench, "train_job", group="train_jobs", start="abc", instance=controller.instance, place="7@s", **own)
+    assert begun(bench, "7@s", "5", "6") == wanted  # a process that comes back does not begin
+    Threadlet(bench, "train_0", start="abc", rank=0, procs=5, **own)
+    assert begun(bench, "5") == [("5", "abc", [0.0, 20.0])]
+
+
+def test_the_places_of_a_run_are_bounded() -> None:
+    run = Run("abc", "train", "s", START)
+    for number in range(3 * MAX_PLACES):
+        run.begin_in("same", START + number)
+        run.begin_in("same", START + number + TOGETHER / 2)
+        run.begin_in(f"another {number}", START + number)
+
+    assert len(run.places) == len(run.places["same"]) == MAX_PLACES
+    assert run.places["same"][:2] == [START, START + 2 * MAX_PLACES + 1]  # the first time stays
+    assert [*run.places][-2:] == ["same", f"another {number}"]
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,7 @@ def test_a_function_that_runs_has_its_name_its_state_and_its_time() -> None:
         False,
     )
     assert "since" not in run_html("fit", "cancelled", None, None)
+    assert "12.3 s; trains &lt;sft&gt;" in run_html("fit", "done", 1_000.0, 1_012.3, "trains <sft>")
 
 
 def test_runs_are_a_table_whose_texts_are_escaped() -> None:
