@@ -21,7 +21,7 @@ from loom_proxy.weaver.client import WeaverProxy
 from tests.support.gateways import BOUND, TOKEN, Gateway, await_true, gateway_of
 from tests.support.weavers import await_another, await_weaver
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SCRIPT = """
 import loom

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from loom.cli.run import SITE, _checked, _is_first, check_free, default_name, environment, find_weaver, start
 from loom.errors import WrongArguments
 from loom.instrument.training import MAX_RUN_NAME, as_run_name
+from tests.support.needs import skip_because
 from tests.support.paths import ROOT
 
 LOOM = [str(Path(sys.executable).with_name("loom"))]
@@ -230,6 +232,42 @@ def test_a_user_without_a_home_runs_a_command(config: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
 
     assert find_weaver(monotonic() + 10) is None
+
+
+READ_ONLY = """
+for place in $(cut -d' ' -f2 /proc/mounts); do
+    case $place in /proc*|/sys*|/dev*) ;; *) mount -o remount,bind,ro "$place";; esac
+done
+exec "$@"
+"""
+
+A_STEP = """
+import loom, tempfile
+try:
+    open(".probe", "w")
+except OSError as error:
+    print(error.strerror)
+with loom.Threadlet("train_0") as threadlet:
+    with threadlet.step(1) as step:
+        step.metrics["loss"] = 0.5
+print("trained")
+"""
+
+
+def test_where_nothing_can_be_written_a_training_runs_as_ever(config: Path) -> None:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run(["unshare", "--mount", "true"], stderr=subprocess.DEVNULL).returncode
+    ):
+        skip_because("this user makes no file system read-only with unshare --mount")
+    inside = ["unshare", "--mount", "sh", "-ec", READ_ONLY, "sh"]
+    done = subprocess.run(
+        [*inside, *LOOM, "run", sys.executable, "-c", A_STEP], capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.stdout, done.returncode) == ("Read-only file system\ntrained\n", 0), done.stderr
+    assert done.stderr.startswith("loom run: nothing to report to")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_command_that_cannot_be_started_is_reported_as_by_a_shell(config: Path) -> None:

@@ -814,3 +814,68 @@ def test_the_values_with_which_a_branch_begins_are_one_mark_of_all_ranks(bench: 
         bench, "half_0", group="half", rank=0, start="second", parent="branch:first:900", branch_config=wanted
     )
     assert again.commands() == []  # it was acknowledged; the process applies it by itself
+
+
+ODD = [
+    "<script>alert(1)</script>",
+    "a\0b",
+    "\u202egpj.exe",
+    "\x1b[31m",
+    "é" * 200,
+    " ",
+    "../../etc",
+    "%s{0}",
+]
+"""Names and texts that other programs may choose."""
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_odd_names_and_notes_are_kept_as_they_are_also_after_a_restart(tmp_path: Path, odd: str) -> None:
+    bench = Bench(tmp_path / "store")
+    one = Threadlet(bench, "train_0", group=odd, start="abc", config={odd[:100]: odd})
+    one.step(1, **{odd[:100]: 1.0})
+    do(bench, operations.NoteRun("abc", odd))
+    bench.restart()
+
+    found = details(bench, "abc")
+    assert (found.name, found.note, found.config) == (odd, odd, {odd[:100]: odd})
+    assert details(bench, odd).id == runs(bench, run="a*c")[0].id == "abc"
+    assert curve(bench, "abc", odd[:100]) == [1]
+
+
+def test_a_name_that_is_too_long_is_refused_and_no_run_begins(bench: Bench) -> None:
+    with pytest.raises(ProtocolMismatch, match="group is a text of at most 200 characters"):
+        Threadlet(bench, "train_0", group="x" * 10_000)
+    with pytest.raises(ProtocolMismatch, match="place is a text of at most 200 characters"):
+        Threadlet(bench, "train_0", place="x" * 10_000)
+    assert runs(bench) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            operations.NoteRun("abc", "x" * (1 << 20)),
+            "a note has at most 32 KiB, not 1,048,576 characters: link to more",
+        ),
+        (
+            operations.TagRun("abc", [f"tag {number}" for number in range(10_000)]),
+            "would have 10001 tags; 32 are the most",
+        ),
+        (operations.TagRun("abc", ["\u202ebest"]), "printable characters, not '\\\\u202ebest'"),
+        (operations.TagRun("abc", ["a\0b"]), "printable characters, not 'a\\\\x00b'"),
+        (operations.TagRun("abc", ["x" * 10_000]), "a tag has 1 to 64 printable characters, not 'xxx"),
+    ],
+)
+def test_an_edit_beyond_bounds_says_so_and_changes_nothing(
+    bench: Bench, asked: operations.Operation, why: str
+) -> None:
+    Threadlet(bench, "train_0", start="abc")
+    do(bench, operations.NoteRun("abc", "before"))
+    do(bench, operations.TagRun("abc", ["best"]))
+
+    with pytest.raises(LoomError, match=why):
+        do(bench, asked)
+
+    found = details(bench, "abc")
+    assert (found.note, found.tags) == ("before", ("best",))

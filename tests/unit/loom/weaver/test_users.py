@@ -11,7 +11,7 @@ import pytest
 
 from loom.control.frame import pack
 from loom.control.latencies import BOUNDS
-from loom.control.operations import SetPolicy
+from loom.control.operations import OPERATIONS, SetPolicy
 from loom.errors import UnsafeStateFolder
 from loom.token_file import ADMIN
 from loom.weaver.device_failures import Action
@@ -489,3 +489,46 @@ def test_a_guest_reaches_the_replicas_of_one_session_only(weaver: WeaverProcess)
         guest("command", kind="resume", params={}, target=[])
     for threadlet in (seen, hidden, elsewhere):
         threadlet.close()
+
+
+ABOUT_RUNS = {
+    "run_history": {"metric": "loss"},
+    "run_curves": {"metric": "loss"},
+    "note_run": {"text": "mine now"},
+    "tag_run": {"add": ["mine"]},
+    "branch_run": {"step": 1},
+}
+"""Further arguments of the operations on runs."""
+
+
+@pytest.mark.guarantees(
+    "users", "Another user's run is refused in the words for a run that there is not, by its id and by any guess"
+)
+@pytest.mark.parametrize("session", [None, "a"])
+def test_another_users_run_is_refused_as_one_that_there_is_not(weaver: WeaverProcess, session: str | None) -> None:
+    secret = threadlet_of(weaver, "anna", "train_0", start="5ecre7aa", session="s")
+    secret.await_stored(secret.report(1, loss=0.5))
+    threadlet_of(weaver, "bert", "train_0", start="0wnrunbb", session="a", group="own")
+    anna, bert = gateway_for(weaver, "anna"), gateway_for(weaver, "bert")
+    anna.ask("note_run", run="5ecre7aa", text="kept")
+    operations = {name: one for name, one in OPERATIONS.items() if one.of_runs}
+    assert operations.keys() >= ABOUT_RUNS.keys()
+
+    def in_session(operation: str, given: dict[str, Any]) -> dict[str, Any]:
+        return {"session": session, "do": operation, "arguments": given}
+
+    def refusal(operation: str, names: tuple[str, ...]) -> str:
+        given = {**ABOUT_RUNS.get(operation, {}), **dict(zip(OPERATIONS[operation].of_runs, names, strict=False))}
+        asked = (operation, given) if session is None else ("in_session", in_session(operation, given))
+        with pytest.raises(Refused) as refused:
+            bert.ask(asked[0], **asked[1])
+        return str(refused.value)
+
+    for operation in operations:
+        for guess in ("5ecre7aa", "5ecr", "train", "5*"):
+            for place in range(len(OPERATIONS[operation].of_runs)):
+                known = ("0wnrunbb",) * place
+                said = refusal(operation, (*known, guess, guess))
+                assert said == refusal(operation, (*known, "nowhere1", "nowhere1")).replace("nowhere1", guess)
+    assert [one["id"] for one in bert.ask("runs")] == ["0wnrunbb"]
+    assert [(one["id"], one["note"], one["tags"]) for one in anna.ask("runs")] == [("5ecre7aa", "kept", [])]
