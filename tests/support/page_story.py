@@ -7,9 +7,12 @@ bends at the mark. One of them is killed; a spare takes its place, and the other
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
@@ -36,9 +39,10 @@ CHANGED_AT, KILLED_AT, STEPS = 110, 230, 340
 
 def record(path: Path) -> None:
     """Record the training from its first points to its end."""
+    path = path.resolve()
     frames: list[bytes] = []
     with (
-        tempfile.TemporaryDirectory() as folder,
+        _in_a_folder() as folder,
         LocalCluster(hosts=2) as cluster,
         loom.connect(cluster.url, cluster.token) as job,
         chromium() as browser,
@@ -69,6 +73,18 @@ def record(path: Path) -> None:
     images = [Image.open(io.BytesIO(one)).convert("RGB") for one in frames]
     durations = [SHOWN_FOR] * (len(images) - 1) + [LAST_SHOWN_FOR]
     images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, quality=70, method=4)
+
+
+@contextmanager
+def _in_a_folder() -> Iterator[str]:
+    """Be in a folder of its own, which the page shows."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="digits-") as folder:
+        os.chdir(folder)
+        try:
+            yield folder
+        finally:
+            os.chdir(before)
 
 
 def _change_rate(page: Page) -> None:
