@@ -38,12 +38,19 @@ def test_it_measures_every_way_in_every_set_up(tmp_path: Path) -> None:
     assert (tmp_path / "queue.png").stat().st_size > 1000
 
 
+BETWEEN = "between the pool and the server's first line"
 FINDINGS = {
-    "client's pool": ("queue", ["in the client's pool"]),
-    "event loop": ("queue", ["between the pool and the server's first line", "in the server before the engine"]),
-    "engine": ("loading", [""]),
+    "client's pool": {("queue", "in the client's pool")},
+    "event loop": {("queue", BETWEEN), ("queue", "on the way back")},
+    "engine": {("loading", "")},
 }
-"""The primary finding of orders over the shared pool, and the places that it may name."""
+"""The primary finding of orders over the shared pool, and the place that it names."""
+OF_VLLM = {
+    # Its API server measures rpc_ms in its event loop, whose waiting counts there, too.
+    "event loop": {("loading", ""), ("loading", BETWEEN)},
+    # A second finding is below it.
+    "engine": {("loading", BETWEEN)},
+}
 
 
 @needs_vllm
@@ -62,6 +69,6 @@ def test_the_logs_of_looms_server_and_of_vllms_name_the_place(servers: tuple[str
     for server in servers:
         for set_up in SERVER_SET_UPS:
             assert list(cells[server][set_up.name]) == list(SERVER_WAYS)
-            primary, places = FINDINGS[set_up.name]
+            allowed = FINDINGS[set_up.name] | (OF_VLLM.get(set_up.name, set()) if server != "Loom" else set())
             (cell,) = cells[server][set_up.name]["shared"]
-            assert (cell.primary, cell.place in places) == (primary, True), (server, set_up.name, cell)
+            assert (cell.primary, cell.place) in allowed, (server, set_up.name, cell)
