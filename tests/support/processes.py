@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -70,6 +72,16 @@ def tree(pid: int) -> list[psutil.Process]:
     """A process and all its descendants."""
     process = psutil.Process(pid)
     return [process, *process.children(recursive=True)]
+
+
+def processes_of_group(group: int) -> list[psutil.Process]:
+    """The living processes of a process group."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(one.pid) == group and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+    return found
 
 
 def still_there(processes: Iterable[psutil.Process], timeout: float = ENDED_IN_TIME) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -247,10 +248,14 @@ def _main() -> None:
         tokens=int(os.environ.get("STAND_IN_TOKENS", 26)),
         first=0 if "STAND_IN_TOKENS" in os.environ else 65,
     )
+    segment = os.environ.get("STAND_IN_SHARED")
+    shared = SharedMemory(segment, create=True, size=1) if segment else None  # as the queues of vLLM's workers
     if os.fork() == 0:  # as the engine's process
         os.execvp("sleep", ["sleep", "1000"])
     listener = socket.create_server((options["--host"], int(options["--port"])))  # vLLM listens first, too
     uvicorn.Server(uvicorn.Config(server.app(), log_level="info")).run(sockets=[listener])
+    if shared is not None:
+        shared.unlink()
 
 
 if __name__ == "__main__":

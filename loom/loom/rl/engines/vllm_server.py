@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ _READY = "Application startup complete."
 PLUGIN = Path(__file__).with_name("vllm_plugin")
 """The folder of the middleware, which a server has in its ``PYTHONPATH``."""
 _SHOWN_LINES = 15
+_SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-|vllm_dist_)\S+$", re.MULTILINE)
 _GRACE = 3.0
 """Seconds in which the server's processes may remove what they have in shared memory, before they are killed."""
 _WATCHED = f"""
@@ -81,6 +83,8 @@ class VllmServer:
         """The URL with the token, once it is started."""
         self._child: Child | None = None
         self._log: IO[str] | None = None
+        self._shared: set[Path] = set()
+        """The files in shared memory that the server made as it started."""
 
     async def start(self) -> None:
         """Start the server, and return when it takes requests.
@@ -90,6 +94,7 @@ class VllmServer:
             Unavailable: the server ended before, or took too long; the text has its last lines.
         """
         (port,), host, token = free_ports(1), own_address(), secrets.token_urlsafe(32)
+        began = time.time()
         command = ["/bin/sh", "-c", _WATCHED, "loom", *self._command(host, port)]
         if self.settings.log is not None:
             self.settings.log.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +115,7 @@ class VllmServer:
             raise Unavailable(f"vLLM has not started in {self.settings.timeout:g} s{self.last_lines()}") from None
         except Exception as error:
             raise Unavailable(f"vLLM ended before it was ready{self.last_lines()}") from error
+        self._shared = _shared_memory(child.pid, began)
         self.url = url_with_token(host, port, token)
 
     def _command(self, host: str, port: int) -> list[str]:
@@ -157,9 +163,11 @@ class VllmServer:
         return {**found, **settings.environment}
 
     def _clean_up(self) -> None:
-        """End what the server has left."""
+        """End and remove what the server has left, such as one that was killed."""
         if self._child is not None:
             self._child.cut()
+        for path in self._shared:
+            path.unlink(missing_ok=True)
         if self._log is not None:
             self._log.close()
 
@@ -214,6 +222,18 @@ def _lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _shared_memory(group: int, since: float) -> set[Path]:
+    """Return the files in Python's shared memory that a group's processes have mapped, and made since a time."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process or the file is gone
+            mapped = (process / "maps").read_text() if os.getpgid(int(process.name)) == group else ""
+            found |= {
+                path for one in _SHARED_MEMORY.findall(mapped) if (path := Path(one)).stat().st_ctime >= since
+            }
+    return found
 
 
 def _is_for_cpus(program: str) -> bool:

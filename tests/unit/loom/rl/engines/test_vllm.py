@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from loom.rl.engines.vllm_client import VllmClient
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Sampling, WeightsSpan
 from loom.rl.generation.weight_client import IDLE, UpdateAnswer, shared_client, weights_client
+from tests.support.processes import processes_of_group
 from tests.support.vllm_stand_in import StandInServer, environment, served
 
 GREEDY = Sampling(4, temperature=0.0)
@@ -358,15 +361,6 @@ def test_an_option_that_is_none_is_refused() -> None:
         VllmOptions.of({"pause": "abort"})
 
 
-def family(pid: int) -> list[psutil.Process]:
-    found = []
-    for one in psutil.process_iter():
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(one.pid) == pid and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
-    return found
-
-
 async def own(model: Path, folder: Path, **options: Any) -> VllmEngine:
     made = environment(folder / "stand-in")
     engine = VllmEngine(str(model), VllmOptions.of({"installation": made, **options}), folder=folder)
@@ -381,7 +375,7 @@ async def test_a_server_that_loom_starts_wants_its_token_and_leaves_no_process(m
     assert engine._server is not None
     pid = engine._server.pid
     assert pid is not None
-    assert len(family(pid)) >= 3, "the server, its engine, and what watches them"
+    assert len(processes_of_group(pid)) >= 3, "the server, its engine, and what watches them"
 
     step_of(tmp_path, 1)
     await engine.update_weights(1)
@@ -392,7 +386,7 @@ async def test_a_server_that_loom_starts_wants_its_token_and_leaves_no_process(m
     assert "Application startup complete" not in (tmp_path / "vllm.log").read_text(), "the announcement"
     await engine.stop()
 
-    assert not family(pid)
+    assert not processes_of_group(pid)
 
 
 @pytest.mark.slow
@@ -406,8 +400,33 @@ async def test_a_server_that_is_killed_says_so_with_its_last_lines(model: Path, 
     with pytest.raises(Unavailable, match=r"has ended, exit code -9; all is in .*vllm\.log; its last lines:"):
         await engine.complete([[1]], 1, GREEDY)
     await engine.stop()
-    while family(pid):  # noqa: ASYNC110
+    while processes_of_group(pid):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
+
+
+def is_shared(name: str) -> bool:
+    return Path("/dev/shm", name).exists()
+
+
+@pytest.mark.slow
+async def test_what_a_killed_server_had_in_shared_memory_is_removed(model: Path, tmp_path: Path) -> None:
+    name = f"psm_{secrets.token_hex(4)}"
+    other = SharedMemory(create=True, size=1)
+    engine = await own(model, tmp_path, environment={"STAND_IN_SHARED": name})
+    assert is_shared(name)
+    assert engine._server is not None
+    assert engine._server.pid is not None
+
+    os.killpg(engine._server.pid, signal.SIGKILL)  # also what Python has for that
+    assert await engine._server.ended(BOUND)
+    until = time.monotonic() + BOUND
+    while is_shared(name):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
+
+    await engine.stop()
+    other.close()
+    other.unlink()  # it is there still: it is another program's
 
 
 async def test_a_server_that_cannot_start_is_an_error_with_its_last_lines(model: Path, tmp_path: Path) -> None:
