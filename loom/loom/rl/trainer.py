@@ -250,21 +250,30 @@ class Trainer(TrainerActor):
             self._pad = spec.tokenizer.pad
         else:
             assert spec.model is not None
-            model = causal.load(spec.model)
+            model = self._read(spec.model)
             if spec.lora is not None:
                 adapters.add_adapters(model, spec.lora)
             if spec.checkpoint_activations:
                 causal.checkpoint_activations(model)
             if self.device.startswith("cuda"):
-                causal.check_room(model, self.device, spec.members if spec.parallel == "fsdp" else 1)
+                causal.check_room(model, self.device, self._sharing)
         if spec.reference is not None:
             from loom.train.loop.training_state import placed
 
-            reference = causal.load(spec.reference).requires_grad_(False)
+            reference = self._read(spec.reference).requires_grad_(False)
             if self._bfloat16:
                 reference = reference.bfloat16()
-            self._reference = placed(reference, self, spec.members if spec.parallel == "fsdp" else 1)
+            self._reference = placed(reference, self, self._sharing)
         return model
+
+    @property
+    def _sharing(self) -> int:
+        """The number of processes that share the parameters of a model."""
+        return self._spec.members if self._spec.parallel == "fsdp" else 1
+
+    def _read(self, path: str | os.PathLike[str]) -> Any:
+        """Return a model of transformers. Of the processes that share it, only the first one reads its weights."""
+        return causal.load(path) if self._sharing == 1 else causal.load_for_group(path)
 
     def parts(self, model: Any) -> Sequence[Any]:
         """Return the layers of a model of transformers."""

@@ -41,7 +41,11 @@ class TrainerModel:
         """Name of the replica, such as ``train_0``; empty before the training begins."""
 
     def build(self) -> Any:
-        """Return the model, a ``torch.nn.Module``. It has to be the same in each process."""
+        """Return the model, a ``torch.nn.Module``. It has to be the same in each process.
+
+        With ``parallel="fsdp"``, processes other than the first of a group may return it on the meta device: they
+        get their parts of the first one's values.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to give build(self), which returns the model")
 
     def parts(self, model: Any) -> Sequence[Any]:

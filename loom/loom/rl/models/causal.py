@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger("loom")
+
+READING = timedelta(hours=2)
+"""The time in which the first process of a group reads a model."""
 
 UNUSED = 1024
 """Tokens that a model may have beyond its tokenizer's, to fill a matrix up, before that is worth a warning."""
@@ -74,6 +78,44 @@ def load(path: str | os.PathLike[str]) -> Any:
             f"the model {path} lacks {len(wrong)} of its weights, or has them in another shape: {named}"
         )
     return model.eval()  # the policy that learns is the policy that sampled: no dropout
+
+
+def load_for_group(path: str | os.PathLike[str]) -> Any:
+    """Return a folder's model, of which only the first process of torch's default group reads the weights.
+
+    In the other processes it is on the meta device, where `loom.train` gives them their parts, unless the model
+    keeps tensors that are neither parameters nor buffers. All processes call this, and wait for the first.
+
+    Raises:
+        WrongArguments: as `load`, in all processes.
+    """
+    from torch import distributed
+
+    waiting = distributed.new_group(backend="gloo", timeout=READING)  # for longer than other exchanges take
+    model, reasons = None, [""] * distributed.get_world_size()
+    own = ""
+    try:
+        model = load(path) if distributed.get_rank() == 0 else _empty(os.fspath(path)) or load(path)
+    except WrongArguments as error:
+        own = str(error)
+    distributed.all_gather_object(reasons, own, group=waiting)
+    distributed.destroy_process_group(waiting)
+    if reason := next(filter(None, reasons), ""):
+        raise WrongArguments(reason)
+    return model
+
+
+def _empty(path: str) -> Any:
+    """Return a folder's model on the meta device; None if it keeps tensors where nobody would fill them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config_of_folder(path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if any(isinstance(one, torch.Tensor) for module in model.modules() for one in vars(module).values()):
+        return None
+    return model.eval()
 
 
 def is_causal(model: Any) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from loom.errors import WrongArguments
@@ -40,17 +41,48 @@ def plain(tree: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def placed(model: Any, trainer: TrainerModel, members: int) -> Any:
-    """Return a model on the trainer's device; several members of a group share its parameters (FSDP2)."""
-    if members > 1:
-        from torch.distributed import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+    """Return a model on the trainer's device; several members of a group share its parameters (FSDP2).
 
-        # By itself it takes a GPU wherever there is one, also for a model on the CPU.
-        mesh = init_device_mesh(torch.device(trainer.device).type, (members,))
-        for part in trainer.parts(model):
-            fully_shard(part, mesh=mesh)  # a GPU has one of them as a whole at a time
-        fully_shard(model, mesh=mesh)
-    return model.to(trainer.device)
+    If some members have it on the meta device, all get the first member's values.
+    """
+    if members == 1:
+        return model.to(trainer.device)
+    from torch.distributed import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    values = {name: tensor.detach() for name, tensor in _tensors(model)}  # the whole ones, before they are sharded
+    is_empty = any(tensor.is_meta for tensor in values.values())
+    some_empty = torch.tensor(is_empty, dtype=torch.int32, device=trainer.device)
+    distributed.all_reduce(some_empty, op=distributed.ReduceOp.MAX)
+    # By itself it takes a GPU wherever there is one, also for a model on the CPU.
+    mesh = init_device_mesh(torch.device(trainer.device).type, (members,))
+    for part in trainer.parts(model):
+        fully_shard(part, mesh=mesh)  # a GPU has one of them as a whole at a time
+    fully_shard(model, mesh=mesh)
+    model = model.to_empty(device=trainer.device) if is_empty else model.to(trainer.device)
+    if some_empty:
+        _spread(model, values)
+    return model
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Give each parameter and each buffer with its name, also the buffers that are in no state."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _spread(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
+    """Give all members of the group the first one's values, of which there is one as a whole at a time."""
+    is_first = distributed.get_rank() == 0
+    with torch.no_grad():
+        for name, tensor in _tensors(model):
+            value, own = values.pop(name), local(tensor)
+            value = value.to(own.device) if is_first else torch.empty_like(value, device=own.device)
+            if isinstance(tensor, DTensor):
+                own.copy_(local(_like(tensor, value, of_whole=True)))
+            else:
+                distributed.broadcast(value, src=0)
+                own.copy_(value)
 
 
 def load_model(model: torch.nn.Module, state: Mapping[str, torch.Tensor], of_whole: bool) -> None:
