@@ -217,7 +217,7 @@ class Trainer(TrainerActor):
         self._spec = spec
         self._run = run
         self._reference: Any = None  # the model from which the policy is kept close
-        self._sums: dict[str, float] = {}  # over the tokens of the step, by metric
+        self._sums: dict[str, float] = {}  # over this process's tokens of the step, by metric
         self._pad = 0  # the token that fills rollouts up, of which no model learns
         self._trained = 0  # rollouts that the parameters have learned from
         self._parts: list[Any] = []  # of the step that is computed
@@ -341,8 +341,8 @@ class Trainer(TrainerActor):
             distance = divergence(logprobs, others)[tensors.mask].sum()
             sums["kl"] = float(distance.detach())
             loss = loss + spec.kl * distance
-        for name, value in sums.items() if rollouts else ():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + (value if rollouts else 0.0)
         return loss * batch.shards * batch.parts / self._tokens
 
     @property
@@ -355,9 +355,19 @@ class Trainer(TrainerActor):
         tracing.event("train.step.done", step=step - 1, rank=self._shard, dur_ms=1000 * self._clock.end())
         self._trained += self._count
         self._publish(model, step)
-        tokens = self._sums.pop("tokens", 0.0)
-        means = {name: value / tokens for name, value in self._sums.items()} if tokens else {}
-        return {**self._clock.collect(), **means, "rollouts/trained": self._trained}
+        return {**self._clock.collect(), **self._means(), "rollouts/trained": self._trained}
+
+    def _means(self) -> dict[str, float]:
+        """Return the means of the step's metrics over the tokens of all members of the group."""
+        import torch
+        from torch import distributed
+
+        sums = torch.tensor(list(self._sums.values()), dtype=torch.float64, device=self.device)
+        if self._sums and self._spec.members > 1:
+            distributed.all_reduce(sums)
+        found = dict(zip(self._sums, sums.tolist(), strict=True))
+        tokens = found.pop("tokens", 0.0)
+        return {name: value / tokens for name, value in found.items()} if tokens else {}
 
     def save(self) -> Mapping[str, Any]:
         """Return the number of rollouts behind the parameters."""

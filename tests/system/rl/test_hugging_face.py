@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 import loom
 from loom.errors import TrainingFailed
-from loom.rl import Generators, Lora, Orchestrator, Task, Trainers
+from loom.rl import Generators, Lora, Orchestrator, Task, Trainer, Trainers
 from loom.rl.generation import weight_files
 from loom.train import LiveConfig
 from tests.support.language_model import change_config, make_model
@@ -25,8 +27,8 @@ STEPS = 4
 
 def trained(
     job: loom.Job, folder: Path, model: Path, *, until: tuple[int, ...] = (STEPS,), **settings: Any
-) -> tuple[dict[int, float], dict[str, Any]]:
-    """Return the losses of a training, which is ended and goes on at some steps, and its last weights."""
+) -> tuple[dict[int, float], dict[str, Any], Mapping[str, float]]:
+    """Return the losses of a training, which is ended and goes on at some steps, its last weights and metrics."""
     members = settings.get("members", 1)
     write_rollouts(folder, STEPS, members)
     spec = Trainers(model=model, actor=RecordingTrainer, **settings)
@@ -34,7 +36,7 @@ def trained(
         summary = job.run(functools.partial(train, folder, spec, steps))
         assert (summary.ending, summary.failures) == ("finished", 0)
     state, _ = weight_files.load(weight_files.path_of(folder / "weights", STEPS))
-    return dict(losses(folder, members)), state
+    return dict(losses(folder, members)), state, summary.metrics
 
 
 @pytest.mark.parametrize("kind", ["plain", "tied", "lora"])
@@ -42,8 +44,8 @@ def test_members_that_share_the_parameters_learn_the_same_as_one(job: loom.Job, 
     model = make_model(tmp_path / "model", tied=kind == "tied")
     adapters = {"lora": Lora(rank=4)} if kind == "lora" else {}
 
-    alone, weights = trained(job, tmp_path / "alone", model, **adapters)
-    together, shared = trained(
+    alone, weights, metrics = trained(job, tmp_path / "alone", model, **adapters)
+    together, shared, means = trained(
         job,
         tmp_path / "together",
         model,
@@ -56,15 +58,37 @@ def test_members_that_share_the_parameters_learn_the_same_as_one(job: loom.Job, 
     assert together == pytest.approx(alone, abs=1e-4)
     assert len(set(alone.values())) == STEPS
     torch.testing.assert_close(shared, weights, rtol=0, atol=1e-4)
+    for name in ("entropy", "mismatch_kl"):
+        assert means[name] == pytest.approx(metrics[name], rel=1e-3), f"{name} is of all members' rollouts"
 
 
-def test_a_model_that_cannot_be_trained_ends_the_job_at_once(job: loom.Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_model_that_cannot_be_trained_ends_the_job_at_once(job: loom.Job, tmp_path: Path, members: int) -> None:
     model = make_model(tmp_path / "model")
     change_config(model, hidden_size=48)  # the weights have another shape, which only their reader sees
-    write_rollouts(tmp_path, 1, 1)
+    write_rollouts(tmp_path, 1, members)
 
     with pytest.raises(TrainingFailed, match=r"cannot train, in any attempt: WrongArguments: the model .*/model"):
-        job.run(functools.partial(train, tmp_path, Trainers(model=model), 1))
+        job.run(functools.partial(train, tmp_path, Trainers(model=model, members=members), 1))
+
+
+class ReadingTrainer(Trainer):
+    """A trainer that writes down how many of its parameters it has read."""
+
+    def build(self) -> Any:
+        model = super().build()
+        read = [not one.is_meta for one in model.parameters()]
+        (Path(self._run.folder) / f"read-{os.getpid()}").write_text(f"{sum(read)} of {len(read)}")
+        return model
+
+
+def test_of_the_members_that_share_a_model_one_reads_it(job: loom.Job, tmp_path: Path) -> None:
+    write_rollouts(tmp_path, 1, 2)
+    spec = Trainers(model=make_model(tmp_path / "model"), members=2, actor=ReadingTrainer)
+
+    assert job.run(functools.partial(train, tmp_path, spec, 1)).ending == "finished"
+
+    assert sorted(path.read_text() for path in tmp_path.glob("read-*")) == ["0 of 27", "27 of 27"]
 
 
 class Varied(Task):
