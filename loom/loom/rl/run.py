@@ -28,7 +28,7 @@ from loom.rl.prompts import Prompt
 from loom.rl.rollouts import Rollout, RolloutStore, fresh, split
 from loom.rl.samples import Sample
 from loom.rl.settings import Options, RunSpec, RunSummary, StepRecord, TrainerRun, Weights
-from loom.rl.task import Task, Tokenizer, prompt_tokens
+from loom.rl.task import Tokenizer, prompt_tokens
 from loom.rl.trainer import Training, restored_step
 from loom.terminal_text import fit_line
 from loom.threadlet import Deferred, Threadlet
@@ -158,7 +158,7 @@ class OrchestratorRun:
             session, spec, self._folder, requests, self._via, self._load, self._spec.lines
         )
         self._inflight = Inflight(pool)
-        if type(self._spec.task).rollout is not Task.rollout:
+        if self._spec.has_turns:
             self._turns = MultiTurn(self._spec.task, pool, self._tokenizer, self._spec.rollout_timeout)
         try:
             with Threadlet(
@@ -231,8 +231,8 @@ class OrchestratorRun:
 
     def _change(self, name: str, value: Any) -> Deferred:
         """Change an option from the next step on; an exception refuses the change."""
-        if name == "inflight" and value and self._turns is not None:
-            raise WrongArguments("inflight is for tasks of one turn, and this task has a rollout of its own")
+        if name == "inflight":
+            self._spec.check_inflight(value)
         wanted = replace(self._wanted, **{name: value})
         wanted.check()
         self._wanted = wanted

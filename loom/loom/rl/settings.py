@@ -334,8 +334,7 @@ class RunSpec:
         for name in ("reward_timeout", "rollout_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be a number above 0")
-        if self.inflight and type(self.task).rollout is not Task.rollout:
-            raise WrongArguments("inflight is for tasks of one turn, and this task has a rollout of its own")
+        self.check_inflight(self.inflight)
         for name, least in (("reward_processes", 1), ("evaluate_every", 0)):
             if getattr(self, name) < least:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {least} at least")
@@ -349,6 +348,16 @@ class RunSpec:
                 f"weights_via={WeightsVia(self.weights_via).value!r} needs a generator with an HTTP server, and "
                 f"engine={self.generators.kind.value!r} has none for it: weights_via='lane'"
             )
+
+    @property
+    def has_turns(self) -> bool:
+        """True if the task draws its answers by itself, in several turns."""
+        return type(self.task).rollout is not Task.rollout
+
+    def check_inflight(self, inflight: int) -> None:
+        """Raise `WrongArguments` if the task takes no such ``inflight``."""
+        if inflight and self.has_turns:
+            raise WrongArguments("inflight is for tasks of one turn, and this task has a rollout of its own")
 
     @property
     def options(self) -> Options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 
 import loom
-from loom.rl import RunSummary, StepRecord, arithmetic_run
+from loom.rl import Orchestrator, RunSummary, StepRecord, arithmetic_run
 from loom.train import status
 from loom_proxy.runs import RunHandle
 
@@ -23,12 +24,14 @@ FINISHED_IN_TIME = 500.0
 
 
 class WatchedRun:
-    """A run in a session, in a folder of this machine."""
+    """A run in a session, in a folder of this machine, which a function makes of the folder and settings."""
 
-    def __init__(self, job: loom.Job, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, job: loom.Job, folder: Path, make: Callable[..., Orchestrator] = arithmetic_run, **settings: Any
+    ) -> None:
         self.job = job
         self.folder = folder
-        self.run: RunHandle = job.run(arithmetic_run(folder, **settings).run, detach=True, name="rl")
+        self.run: RunHandle = job.run(make(folder, **settings).run, detach=True, name="rl")
 
     def records(self) -> list[StepRecord]:
         path = self.folder / "steps.jsonl"
@@ -52,6 +55,21 @@ class WatchedRun:
             (int(path.stem.rpartition("-")[2]), _role(path)) for path in (self.folder / "timing").glob("*.jsonl")
         ]
         return [pid for pid, found in roles if found == role and _lives(pid)]
+
+    def servers(self) -> list[int]:
+        """Return the vLLM servers of the run, by their model."""
+        model = str(self.folder / "model")
+        found = []
+        for one in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                command = one.cmdline()
+                if (
+                    {"serve", model} <= set(command)
+                    and "/bin/sh" not in command[0]
+                    and one.pid == os.getpgid(one.pid)
+                ):
+                    found.append(one.pid)
+        return found
 
     def kill_generator(self) -> int:
         """Kill one of the generators; return its pid."""

@@ -12,7 +12,6 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import loom
@@ -37,24 +36,6 @@ class Killer:
         self._chance = random.Random(SEED)
         self.killed = 0
 
-    def servers(self) -> list[int]:
-        """The pids of the servers."""
-        model = str(self._run.folder / "model")
-        found = []
-        for one in psutil.process_iter():
-            try:
-                command = one.cmdline()
-            except psutil.Error:
-                continue
-            if (
-                "serve" in command
-                and model in command
-                and "/bin/sh" not in command[0]
-                and one.pid == os.getpgid(one.pid)
-            ):
-                found.append(one.pid)
-        return found
-
     def events(self, name: str) -> int:
         """How often something happened, in all processes."""
         lines = (
@@ -67,7 +48,7 @@ class Killer:
         before = self.events(begins)
         self._run.await_true(lambda: self.events(begins) > before, f"another {begins}", BOUND)
         time.sleep(self._chance.uniform(0, within))
-        servers = sorted(self.servers())
+        servers = sorted(self._run.servers())
         assert servers, "no server lives"
         os.kill(self._chance.choice(servers), signal.SIGKILL)
         self.killed += 1
@@ -75,7 +56,7 @@ class Killer:
     def await_none(self) -> None:
         """Wait until no server is left: they have some seconds to clean up."""
         until = time.monotonic() + BOUND
-        while self.servers():
+        while self._run.servers():
             assert time.monotonic() < until
             time.sleep(0.1)
 
@@ -83,7 +64,7 @@ class Killer:
         """Wait until so many servers run, and their generators take part: they have weights, and say so."""
 
         def ready() -> bool:
-            return len(self.servers()) == len(self._run.pids("generator")) == count
+            return len(self._run.servers()) == len(self._run.pids("generator")) == count
 
         self._run.await_true(ready, f"{count} servers", BOUND)
 

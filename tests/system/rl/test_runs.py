@@ -5,14 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 import loom
-from loom.rl import RolloutStore, arithmetic_run
+from loom.rl import (
+    Arithmetic,
+    Characters,
+    Generators,
+    Orchestrator,
+    Prompt,
+    RolloutStore,
+    Trainers,
+    arithmetic_run,
+)
+from loom.rl.arithmetic import arithmetic_model
 from loom.rl.generation import weight_files as weights
+from loom.rl.task import RolloutPolicy
 from loom_proxy.local import LocalCluster
 from tests.support.processes import still_there
 from tests.system.rl.runs import BOUND, WatchedRun, assert_exact
@@ -88,6 +100,37 @@ def test_options_change_at_a_step_boundary_and_a_stop_ends_the_run(job: loom.Job
     assert by_step[answer.step].rollouts == 32
     assert summary.steps[-1].staleness == 2
     assert max(one.staleness for one in summary.steps) == 2
+
+
+class TwoTurns(Arithmetic):
+    """The task, with a second turn that goes on after the first one."""
+
+    async def rollout(self, prompt: Prompt, policy: RolloutPolicy) -> str:
+        first = await policy.complete(prompt.content)
+        second = await policy.complete(f"{prompt.text}{first.text}", max_tokens=1)
+        return first.text + second.text
+
+
+def run_of_turns(folder: Path, **settings: Any) -> Orchestrator:
+    sampling = Generators(arithmetic_model, Characters(), max_tokens=2)
+    return Orchestrator(
+        TwoTurns(), sampling, Trainers(arithmetic_model, Characters()), folder=folder, batch=32, group=8, **settings
+    )
+
+
+def test_a_run_of_several_turns_takes_no_inflight(job: loom.Job, tmp_path: Path) -> None:
+    run = WatchedRun(job, tmp_path, run_of_turns, steps=100_000)
+    run.await_step(1)
+
+    refused = job.weaver.update_config("orchestrator", inflight=64).get(BOUND)["orchestrator"]
+    taken = job.weaver.update_config("orchestrator", inflight=0).get(BOUND)["orchestrator"]
+    job.weaver.stop("orchestrator").get(BOUND)
+    summary = run.result()
+
+    assert not refused.ok
+    assert "inflight is for tasks of one turn" in str(refused.reason)
+    assert taken.ok
+    assert {one.failed for one in summary.steps} == {0}
 
 
 @pytest.mark.guarantees(
