@@ -28,7 +28,7 @@ def write_arithmetic_model(
         layers: of the model.
         hidden: the size of the model, 64 for each head. All heads share one head of keys and values.
         seed: of the weights.
-        letters: the only bytes that the tokenizer knows, as ASCII letters; None for all bytes.
+        letters: a text of all characters that the tokenizer knows, in ASCII; None for all bytes.
 
     Raises:
         MissingDependency: transformers or tokenizers are not installed.
@@ -69,9 +69,12 @@ def _write_tokenizer(folder: Path, letters: str | None) -> int:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
-    known = sorted(letters or pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(known)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    known = set(as_bytes.alphabet())
+    if letters is not None:
+        known = {letter for text, _ in as_bytes.pre_tokenize_str(letters) for letter in text}
+    tokenizer = Tokenizer(BPE(vocab={letter: number for number, letter in enumerate(sorted(known))}, merges=[]))
+    tokenizer.pre_tokenizer = as_bytes
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([EOS, PAD])
     tokenizer.save(str(folder / "tokenizer.json"))
