@@ -63,7 +63,7 @@ class Loads:
     directly: float
     """The server's answer to ``reload_weights``, without a pause."""
     pause: float
-    """From when the server stood still until it went on, by Loom's order."""
+    """Between the pause and the end of an order of Loom's, by the server's clock."""
     phases: dict[str, float]
 
 
