@@ -147,7 +147,7 @@ def arithmetic_run(
 
         model = write_arithmetic_model(Path(folder) / "model", letters=CHARACTERS)
         sampling = Generators(engine=kind, model=model, **shape)
-        # The rate of the smaller model makes this one forget what it has learned.
-        config = LiveConfig(learning_rate=5e-4, optimizer="adam", gradient_clipping=1.0)
+        # The rate of the smaller model, and one that stays, make this one forget what it has learned.
+        config = LiveConfig(learning_rate=7e-4, optimizer="adam", gradient_clipping=1.0, schedule="linear")
         learning = Trainers(model=model, groups=groups, config=config)
     return Orchestrator(task, sampling, learning, folder=folder, steps=steps, batch=batch, group=group, **settings)
