@@ -366,4 +366,32 @@ describe('the table of runs', () => {
     press('c', window);
     expect(location.hash).toBe('#/compare/b/a');
   });
+
+  it('is loaded again as a whole only when runs have changed', async () => {
+    const asked: string[] = [];
+    vi.stubGlobal('fetch', (url: string) => {
+      if (String(url).includes('runs?')) asked.push(String(url).includes('state=running') ? 'living' : 'all');
+      return Promise.resolve(new Response(JSON.stringify({ runs: [run('train', { id: 'a' })] }), { headers: { 'content-type': 'application/json' } }));
+    });
+    const { runs } = await import('../src/lib/runs.svelte');
+    const { store } = await import('../src/lib/page');
+    const page = await open('#/runs');
+    await vi.waitFor(() => expect(page.querySelectorAll('[data-run]')).toHaveLength(1));
+    expect(asked.at(-1)).toBe('all');
+    const again = async (): Promise<string | undefined> => {
+      const before = asked.length;
+      const stop = runs.watch();
+      flushSync();
+      await vi.waitFor(() => expect(asked.length).toBeGreaterThan(before));
+      stop();
+      return asked.at(-1);
+    };
+    location.hash = '#/steering';
+    window.dispatchEvent(new HashChangeEvent('hashchange'));
+    flushSync();
+    expect(await again()).toBe('living');
+    store.handleWebSocketMessage({ type: 'event', event: event(9, 'run_changed', null, { run: 'a' }) });
+    store.flush();
+    expect(await again()).toBe('all');
+  });
 });

@@ -1,5 +1,7 @@
 /** The list of runs, loaded by REST while a view shows it: when runs change, and the living ones every few seconds. */
 
+import { untrack } from 'svelte';
+
 import { store } from './page';
 import { regularly } from './regularly';
 import { shown } from './shown.svelte';
@@ -22,14 +24,14 @@ class Runs {
   #stop = (): void => undefined;
   #asking = false;
   #again = false;
+  #upTo: number | null = null; // the changes of runs that the list has; null: it was not loaded
   #watch = 0; // counts the times that the list was begun to be watched: an answer to an earlier one is not taken
 
   /** Keep the list as it is in the weaver until the returned function is called. Of archived runs only those are listed, if asked for. */
   watch(archived = false): () => void {
     if (archived !== this.#archived) {
       this.#archived = archived;
-      this.list = [];
-      this.loaded = false;
+      this.#forget();
     }
     if (this.#watchers++ === 0) this.#begin();
     return () => {
@@ -42,13 +44,12 @@ class Runs {
     this.#asking = this.#again = false;
     if (this.#user !== shown.user) {
       this.#user = shown.user;
-      this.list = [];
-      this.loaded = false;
+      this.#forget();
     }
     const stopFollowing = $effect.root(() => {
       $effect(() => {
-        void store.runChanges; // at most every two seconds, and when a snapshot has come
-        void this.load();
+        // They come at most every two seconds, and when a snapshot has come. Meanwhile only living runs go on.
+        void this.load(store.runChanges === this.#upTo ? 'running' : undefined);
       });
     });
     const stopLooking = regularly(EVERY, () => {
@@ -58,6 +59,12 @@ class Runs {
       stopFollowing();
       stopLooking();
     };
+  }
+
+  #forget(): void {
+    this.list = [];
+    this.loaded = false;
+    this.#upTo = null;
   }
 
   /** Load all runs, or the living ones alone, unless they are being loaded: then once more afterwards. */
@@ -70,11 +77,15 @@ class Runs {
     const began = Date.now();
     const archived = this.#archived;
     const watch = this.#watch;
+    const upTo = untrack(() => store.runChanges);
     try {
       const path = `runs?limit=${MOST}${archived ? '&archived=true' : ''}${state ? `&state=${state}` : ''}`;
       const { runs } = await store.gateway.request<{ runs: Run[] }>('GET', path);
       if (watch !== this.#watch) return;
-      if (archived === this.#archived) this.#take(runs, state !== undefined);
+      if (archived === this.#archived) {
+        this.#take(runs, state !== undefined);
+        if (!state) this.#upTo = upTo;
+      }
       this.error = null;
     } catch (error) {
       if (watch !== this.#watch) return;

@@ -2,6 +2,7 @@
 
 import { duration } from '../format';
 import { Series } from '../series';
+import { grouped } from '../sets';
 import type { Aggregate, GoodputRecord, ReplicaState } from '../types';
 
 const KEPT_POINTS = 900; // of each job
@@ -40,6 +41,8 @@ export function leftOf({ step, maxStep, rate }: Job): string | null {
 export class Jobs {
   #jobs = new Map<string, Job>();
   #sampled = 0;
+  /** Of all jobs that there ever were. */
+  #indexed: { of: readonly GoodputRecord[]; byJob: ReadonlyMap<string, GoodputRecord[]> } = { of: [], byJob: new Map() };
 
   /** Forget jobs that are not among those of a snapshot. The others are as they were, until their aggregates come. */
   keep(names: ReadonlySet<string>): void {
@@ -91,8 +94,9 @@ export class Jobs {
 
   /** The jobs with their goodput: living ones first, then by name. */
   list(goodput: readonly GoodputRecord[]): Job[] {
+    if (goodput !== this.#indexed.of) this.#indexed = { of: goodput, byJob: grouped(goodput, (one) => one.job) };
     return [...this.#jobs.values()]
-      .map((one) => ({ ...one, goodput: recordOf(one, goodput) }))
+      .map((one) => ({ ...one, goodput: recordOf(one, this.#indexed.byJob.get(one.name)) }))
       .sort((one, other) => Number(other.living > 0) - Number(one.living > 0) || (one.name < other.name ? -1 : 1));
   }
 
@@ -105,13 +109,13 @@ export class Jobs {
   }
 }
 
-function recordOf(job: Job, goodput: readonly GoodputRecord[]): GoodputRecord | null {
-  return goodput.find((one) => one.job === job.name && (!one.user || !job.user || one.user === job.user)) ?? null;
+function recordOf(job: Job, records: readonly GoodputRecord[] = []): GoodputRecord | null {
+  return records.find((one) => !one.user || !job.user || one.user === job.user) ?? null;
 }
 
 /** Merge records of goodput into known ones; pushed records have no timeline, so that the known one is kept. */
 export function mergeGoodput(known: readonly GoodputRecord[], records: readonly GoodputRecord[], all: boolean): GoodputRecord[] {
-  const key = (one: GoodputRecord): string => JSON.stringify([one.user, one.job]);
+  const key = (one: GoodputRecord): string => `${one.user ?? ''}\0${one.job}`;
   const before = new Map(known.map((one) => [key(one), one]));
   const fresh = records.map((one) => {
     const old = before.get(key(one));
