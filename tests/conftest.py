@@ -15,8 +15,9 @@ from loom.mutual_auth import over_http
 from loom_proxy.local import LocalCluster
 from tests.support import slow
 
-# A shell's background job ignores SIGINT, and so would the programs that tests start and interrupt.
+# A shell's background job ignores SIGINT, and one under nohup SIGHUP. So would the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 KINDS = ("system", "integration", "unit")
