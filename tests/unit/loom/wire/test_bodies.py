@@ -32,6 +32,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "Id": st.integers(-(2**40), 2**40),
     "int | None": st.none() | NUMBERS,
     "bool": st.booleans(),
+    "bool | None": st.booleans() | st.none(),
     "float": st.floats(0, 1e9),
     "float | None": st.none() | st.floats(0, 1e9),
     "str": TEXTS,
