@@ -220,6 +220,14 @@ class DeploymentFailed(LoomError, code="deployment_failed"):
     """A job's pods were not deployed, or do not become ready; the text says which and why."""
 
 
+class AllocationFailed(LoomError, code="allocation_failed"):
+    """An allocation of Slurm was refused, or ended before its gateway answered; the text says why."""
+
+
+class SchedulerAway(Unavailable, code="scheduler_away"):
+    """Slurm's controller does not answer. Allocations go on meanwhile; a later attempt may succeed."""
+
+
 class PodUnreachable(Unavailable, code="pod_unreachable"):
     """A pod of a job does not answer, or is no pod of the job."""
 
@@ -582,6 +590,8 @@ class TrainingFailed(LoomError, code="training_failed"):
 EndpointNameTaken = NameTaken
 HostRefused = Denied
 HostsNotOwned = WrongState
+LoginRefused = Denied
+LoginUnreachable = Unavailable
 MeshStopped = WrongState
 NoOpenJob = WrongState
 NoSuchMethod = EndpointNotFound
@@ -596,6 +606,7 @@ ServiceUnreachable = Unavailable
 StateFolderInUse = Conflict
 SyncNameTaken = NameTaken
 UnknownAlert = NotFound
+UnknownAllocation = NotFound
 UnknownCommand = NotFound
 UnknownDevice = NotFound
 UnknownInjection = NotFound
