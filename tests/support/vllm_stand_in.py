@@ -231,6 +231,20 @@ def environment(folder: Path) -> Path:
     return folder
 
 
+class _Server(uvicorn.Server):
+    """Says that it is ready, and then listens: there is time between these, which ``STAND_IN_LISTENS`` makes long."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        await asyncio.sleep(float(os.environ.get("STAND_IN_LISTENS", 0)))
+        self.lifespan.startup = _nothing  # type: ignore[method-assign]
+        await super().startup(sockets)
+
+
+async def _nothing() -> None:
+    pass
+
+
 def _main() -> None:
     arguments = sys.argv[sys.argv.index("serve") + 1 :]
     options = dict(pairwise(arguments[1:]))
@@ -252,8 +266,10 @@ def _main() -> None:
     shared = SharedMemory(segment, create=True, size=1) if segment else None  # as the queues of vLLM's workers
     if os.fork() == 0:  # as the engine's process
         os.execvp("sleep", ["sleep", "1000"])
-    listener = socket.create_server((options["--host"], int(options["--port"])))  # vLLM listens first, too
-    uvicorn.Server(uvicorn.Config(server.app(), log_level="info")).run(sockets=[listener])
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((options["--host"], int(options["--port"])))  # as vLLM does; uvicorn listens last
+    _Server(uvicorn.Config(server.app(), log_level="info")).run(sockets=[listener])
     if shared is not None:
         shared.unlink()
 

@@ -34,6 +34,8 @@ WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 _READY = "Application startup complete."
 PLUGIN = Path(__file__).with_name("vllm_plugin")
 """The folder of the middleware, which a server has in its ``PYTHONPATH``."""
+_LISTENS_SOON = 0.05
+"""Seconds between two attempts to connect to a server that is ready."""
 _SHOWN_LINES = 15
 _SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.mp-|vllm_dist_)\S+$", re.MULTILINE)
 _GRACE = 3.0
@@ -109,7 +111,7 @@ class VllmServer:
         )
         child.ended.add_done_callback(lambda _: self._clean_up())
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(child.ready)), self.settings.timeout)
+            await asyncio.wait_for(self._ready(child, host, port), self.settings.timeout)
         except asyncio.TimeoutError:
             child.cut()
             raise Unavailable(f"vLLM has not started in {self.settings.timeout:g} s{self.last_lines()}") from None
@@ -117,6 +119,24 @@ class VllmServer:
             raise Unavailable(f"vLLM ended before it was ready{self.last_lines()}") from error
         self._shared = _shared_memory(child.pid, began)
         self.url = url_with_token(host, port, token)
+
+    async def _ready(self, child: Child, host: str, port: int) -> None:
+        """Return when the server has said that it is ready and accepts connections, which comes a little later.
+
+        Raises:
+            Exception: that of the child that has ended.
+        """
+        await asyncio.shield(asyncio.wrap_future(child.ready))
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, port)
+            except OSError:
+                if child.ended.done():
+                    raise
+                await asyncio.sleep(_LISTENS_SOON)
+            else:
+                writer.close()
+                return
 
     def _command(self, host: str, port: int) -> list[str]:
         settings = self.settings
