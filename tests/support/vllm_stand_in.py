@@ -232,7 +232,7 @@ def environment(folder: Path) -> Path:
 
 
 class _Server(uvicorn.Server):
-    """Says that it is ready, and then listens: there is time between these, which ``STAND_IN_LISTENS`` makes long."""
+    """Says that it is ready, and then listens, ``STAND_IN_LISTENS`` seconds later."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()

@@ -390,7 +390,7 @@ async def test_a_server_that_loom_starts_wants_its_token_and_leaves_no_process(m
 
 
 @pytest.mark.slow
-async def test_a_server_may_listen_some_time_after_it_has_said_that_it_is_ready(model: Path, tmp_path: Path) -> None:
+async def test_a_server_may_listen_later_than_it_says_that_it_is_ready(model: Path, tmp_path: Path) -> None:
     engine = await own(model, tmp_path, environment={"STAND_IN_LISTENS": "1"})
 
     assert await engine.complete([[1]], 1, GREEDY)
