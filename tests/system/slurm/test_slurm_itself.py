@@ -1,0 +1,119 @@
+"""The cluster with Slurm on one machine: what it has of a real one, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.needs import skipped_if
+from tests.support.paths import ROOT
+from tests.support.processes import still_there
+from tests.support.slurm import SlurmCluster, missing
+
+pytestmark = [skipped_if(missing()), pytest.mark.slow]
+
+STARTS = """#!/bin/bash
+echo $SLURM_JOB_NODELIST ${SLURM_RESTART_COUNT:-0} >> starts
+exec srun sleep 600
+"""
+
+HOLDS_A_CLUSTER = """
+import signal, sys
+from pathlib import Path
+from tests.support.slurm import SlurmCluster
+with SlurmCluster(Path(sys.argv[1]), nodes=1) as cluster:
+    cluster.login(["sbatch", "--wrap=sleep 600"]).check_returncode()
+    cluster.wait("a step", lambda: any(one.name() == "sleep" for one in cluster.processes(1)))
+    print(*(one.pid for host in cluster.hosts.values() for one in host.processes()), flush=True)
+    signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def no_jobs_left(cluster: SlurmCluster) -> Iterator[None]:
+    """What a test that fails leaves is not for the next one."""
+    yield
+    cluster.cancel_all()
+
+
+def submit(cluster: SlurmCluster, script: str, *options: str) -> str:
+    done = cluster.login(["sbatch", "--parsable", *options], input=script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def starts(cluster: SlurmCluster) -> list[str]:
+    file = cluster.homes / "ada" / "starts"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_a_step_runs_on_all_nodes_with_an_address_each(cluster: SlurmCluster) -> None:
+    done = cluster.login(["srun", "-N3", "sh", "-c", "echo $(hostname) $(id -un) $(ip -br addr show dev eth0)"])
+    told = sorted(line.split() for line in done.stdout.splitlines())
+    assert [line[:2] for line in told] == [["n1", "ada"], ["n2", "ada"], ["n3", "ada"]], done.stderr
+    assert [line[4] for line in told] == [f"{cluster.addresses[node]}/16" for node in cluster.nodes]
+
+
+def test_the_laptop_reaches_the_login_nodes_sshd_and_nothing_else(cluster: SlurmCluster) -> None:
+    assert cluster.laptop(["ssh", "login", "sinfo", "--noheader", "--format=%D"]).stdout.split() == ["3"]
+    for address in (cluster.addresses["n1"], cluster.addresses["login"]):
+        asked = cluster.laptop(
+            ["python", "-c", f"import socket; socket.create_connection(({address!r}, 6818), 10)"]
+        )
+        assert "ConnectionRefusedError" in asked.stderr
+    stranger = cluster.laptop(["ssh", "-o", "BatchMode=yes", "bob@login", "true"])
+    assert "Permission denied (publickey)" in stranger.stderr
+
+
+def test_a_job_starts_again_when_it_is_requeued(cluster: SlurmCluster) -> None:
+    job = submit(cluster, STARTS, "--nodes=2", "--requeue", "--open-mode=append")
+    cluster.wait("a start", lambda: len(starts(cluster)) == 1)
+    cluster.scontrol("requeue", job)
+    cluster.wait("a second start", lambda: len(starts(cluster)) == 2)
+    assert starts(cluster) == ["n[1-2] 0", "n[1-2] 1"]
+
+
+def test_a_node_that_lost_its_power_starts_again(cluster: SlurmCluster) -> None:
+    submit(cluster, "#!/bin/sh\nexec sleep 600\n", "--nodelist=n3", "--no-requeue")
+    cluster.wait("a start", lambda: bool(cluster.processes(3)))
+    cluster.kill_node(3)
+    cluster.wait("a node that is down", lambda: cluster.node_states()["n3"] == "down*")
+    cluster.start_node(3)
+    cluster.wait_until_idle()
+
+
+def test_slurmd_and_slurmctld_end_and_start_under_a_job(cluster: SlurmCluster) -> None:
+    job = submit(cluster, "#!/bin/sh\nexec sleep 600\n", "--nodelist=n2")
+    cluster.wait("a start", lambda: any(one.name() == "sleep" for one in cluster.processes(2)))
+    before = {one.pid for one in cluster.processes(2)}
+    cluster.kill_slurmd(2)
+    cluster.stop_controller()
+    assert "Unable to contact slurm controller" in cluster.login(["squeue"]).stderr
+    cluster.start_controller()
+    cluster.start_slurmd(2)
+    assert {one.pid for one in cluster.processes(2)} == before
+    assert [(row.id, row.state) for row in cluster.jobs()] == [(job, "RUNNING")]
+
+
+def test_nothing_is_left_of_a_cluster_whose_process_was_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS_A_CLUSTER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout
+    with holder.stdout:
+        processes = [psutil.Process(int(pid)) for pid in holder.stdout.readline().split()]
+    assert {"slurmctld", "munged", "slurmd", "sshd", "sleep"} <= {process.name() for process in processes}
+    holder.kill()
+    holder.wait()
+    assert still_there(processes) == []
