@@ -36,8 +36,8 @@ class Part(Enum):
     """For `Job.tensors`."""
     WATCHED_TENSORS = "loom_gateway.watched_tensors", "WatchedView"
     """For a session's description: its watched tensors."""
-    PORT_FORWARD = "loom_proxy.kubernetes.port_forward", "forward_to"
-    """For ``kube://`` addresses: a forwarded port that leads to the gateway."""
+    KUBERNETES_ADDRESS = "loom_proxy.kubernetes.port_forward", "parse_kube_address"
+    """For `loom_proxy.gateway_address`: addresses of gateways in Kubernetes."""
 
     def load(self) -> Any:
         """Import the part's module, and return the part."""

@@ -119,7 +119,7 @@ def test_a_forward_through_which_nobody_answers_is_started_again(
     job: loom.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a dead link: kubectl waits for its own connection, and goes on to accept others."""
-    monkeypatch.setattr("loom_proxy.kubernetes.port_forward.RENEW_AFTER", 0.5)
+    monkeypatch.setattr("loom_proxy.forwarded_port.RENEW_AFTER", 0.5)
     monkeypatch.setattr("loom_proxy.session.connection.CONNECT_TIMEOUT", 1.0)
     monkeypatch.setattr("loom_proxy.transport.base.SILENCE", 6.0)
     counters = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("counters", Counter, 1)

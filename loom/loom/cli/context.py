@@ -126,11 +126,9 @@ def _current(name: str | None, listed: str) -> str:
 
 def _check_address(url: str, insecure: bool) -> None:
     """Raise `InvalidAddress` unless `loom.connect` takes the address."""
-    from loom_proxy.kubernetes.port_forward import is_kube_address, parse_kube_address
+    from loom_proxy.gateway_address import read_address
 
-    if is_kube_address(url):
-        parse_kube_address(url)
-    else:
+    if read_address(url) is None:
         safe_url(url, insecure)
 
 

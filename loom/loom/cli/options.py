@@ -16,13 +16,12 @@ import typer
 
 from loom.chaos.durations import parse_time
 from loom.errors import LoomError, UnknownSession, WaitTimeout, WrongArguments
-from loom.rest_client import Gateway
+from loom.rest_client import ForwardedRoute, Gateway
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
     from loom_proxy.contexts import GatewayChoice
     from loom_proxy.job import Job
-    from loom_proxy.kubernetes.port_forward import PortForward
     from loom_proxy.weaver.client import WeaverProxy
     from loom_proxy.weaver.command import CommandProxy
     from loom_proxy.weaver.watch import WeaverWatch
@@ -83,11 +82,11 @@ class Access:
         return find_gateway(self.url, self.token) is not None
 
     @functools.cached_property
-    def forward(self) -> PortForward | None:
-        """The forwarded port that leads to a gateway in Kubernetes, until the command ends; None for others."""
-        from loom_proxy.kubernetes.port_forward import forward_to
+    def forward(self) -> ForwardedRoute | None:
+        """The way, until the command ends, to a gateway whose address is no URL; None for a URL."""
+        from loom_proxy.gateway_address import way_to
 
-        return forward_to(self.chosen.url)
+        return way_to(self.chosen.url)
 
     def gateway(self) -> Gateway:
         """Return the gateway. No request is sent yet."""

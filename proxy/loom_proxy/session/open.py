@@ -9,13 +9,13 @@ import time
 from dataclasses import replace
 
 from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, SessionInUse, WorkersSilent, WrongArguments
-from loom.rest_client import ForwardedRoute, TokenSource, normalise_url, safe_url
+from loom.rest_client import TokenSource, normalise_url, safe_url
 from loom.tracing.spans import recorder
-from loom.wings import Part
 from loom.wire.handshake import MODES, Hello
 from loom.wire.plain import plain
 from loom_proxy.contexts import choose_gateway
 from loom_proxy.futures.timing import check_timeout
+from loom_proxy.gateway_address import way_to
 from loom_proxy.job import Job
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.spans import correct_clock
@@ -98,7 +98,7 @@ def connect(
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     chosen = choose_gateway(url, token, ca, insecure)
     with chosen.explained():
-        forward: ForwardedRoute | None = Part.PORT_FORWARD.load()(chosen.url)
+        forward = way_to(chosen.url)
         if forward is None:
             gateway = safe_url(chosen.url, chosen.insecure)
             return _open_job(
