@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from loom.errors import AllocationFailed, LoginUnreachable, WrongArguments
+from loom.errors import AllocationFailed, LoginUnreachable
 
 COMMAND_TIMEOUT = 60.0
 """Default seconds that a command may take."""
@@ -115,13 +115,6 @@ def took_too_long(login: Login, command: Sequence[str], timeout: float) -> Login
         f"{os.path.basename(command[0])} on {login.name} did not end within {timeout:g} s",
         code="login_unreachable",
     )
-
-
-def login_of(via: str | None) -> Login:
-    """Return the machine of an address ``ssh://[USER@]HOST[:PORT]``; this machine for None."""
-    if via is None:
-        return LocalLogin()
-    raise WrongArguments(f"{via!r} is no login node: write ssh://USER@HOST")
 
 
 def _text(output: bytes) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import loom
-from loom.slurm.login import NO_SUCH_COMMAND, LocalLogin, login_of
+from loom.slurm.login import NO_SUCH_COMMAND, LocalLogin
 
 LOGIN = LocalLogin()
 
@@ -48,9 +48,3 @@ def test_a_missing_file_is_no_failure_of_the_machine(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_names_the_way_to_another(tmp_path: Path) -> None:
     with pytest.raises(loom.AllocationFailed, match="LOOM_SLURM_FOLDER"):
         LOGIN.write(str(tmp_path / "none" / "token"), b"token")
-
-
-def test_this_machine_needs_no_address() -> None:
-    assert isinstance(login_of(None), LocalLogin)
-    with pytest.raises(loom.WrongArguments, match="ssh://USER@HOST"):
-        login_of("http://login")
