@@ -31,6 +31,9 @@ OF_RUNS = frozenset(("runs", "alerts"))
 OF_ACCESS = frozenset(("context", "token"))
 """First words of the commands that have the page about contexts and tokens."""
 
+OF_SLURM = frozenset(("slurm",))
+"""First words of the commands that have the page about Slurm."""
+
 OF_FAULTS = frozenset(("inject",))
 """First words of the commands that have the page about failures on purpose."""
 
@@ -60,7 +63,7 @@ CLUSTER = """\
 # The command line
 
 This page has the commands for clusters and sessions; there are others about [contexts and tokens](cli-access.md),
-[training](cli-training.md), [runs and alerts](cli-runs.md), [histories](cli-history.md),
+[Slurm](cli-slurm.md), [training](cli-training.md), [runs and alerts](cli-runs.md), [histories](cli-history.md),
 [failures on purpose](cli-faults.md), [devices, meshes and processes](cli-devices.md) and
 [where time goes](cli-timing.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
 version. Every command has the same [exit codes](exit-codes.md). A table folds what is too wide for the terminal; in
@@ -97,6 +100,13 @@ These commands list and compare the [runs of trainings](../guide/training_runs.m
 [alerts](../guide/alerts.md).
 [The page about clusters](cli.md) has the options of every command that asks a gateway: `--url`, `--token` and
 `--ca`.
+"""
+
+SLURM = """\
+# The command line for Slurm
+
+These commands run Loom in [allocations of Slurm](../deploy/slurm.md). [The page about clusters](cli.md) has those
+for clusters and sessions.
 """
 
 FAULTS = """\
@@ -170,6 +180,7 @@ def _begins(name: str) -> str:
         TRAINING: OF_TRAINING,
         RUNS: OF_RUNS,
         HISTORY: OF_HISTORY,
+        SLURM: OF_SLURM,
         FAULTS: OF_FAULTS,
         DEVICES: OF_DEVICES,
         TIMING: OF_TIMING,
@@ -183,6 +194,7 @@ PAGES = {
     ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
     ROOT / "docs" / "reference" / "cli-runs.md": RUNS,
     ROOT / "docs" / "reference" / "cli-history.md": HISTORY,
+    ROOT / "docs" / "reference" / "cli-slurm.md": SLURM,
     ROOT / "docs" / "reference" / "cli-faults.md": FAULTS,
     ROOT / "docs" / "reference" / "cli-devices.md": DEVICES,
     ROOT / "docs" / "reference" / "cli-timing.md": TIMING,

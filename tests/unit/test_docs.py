@@ -31,6 +31,7 @@ CLI_PAGES = (
     "cli-training",
     "cli-runs",
     "cli-history",
+    "cli-slurm",
     "cli-faults",
     "cli-devices",
     "cli-timing",

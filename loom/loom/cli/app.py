@@ -26,6 +26,7 @@ from loom.cli import (
     runs,
     serve,
     sessions,
+    slurm,
     status,
     token,
     trace,
@@ -64,6 +65,7 @@ app.command(context_settings=run.OPTIONS)(run.run)
 app.command()(branch.branch)
 app.add_typer(demo.app, name="demo")
 app.add_typer(serve.app, name="serve")
+app.add_typer(slurm.app, name="slurm")
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(sessions.meshes)

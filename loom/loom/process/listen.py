@@ -89,8 +89,8 @@ def listen(host: str, port: int, advice: str = "choose another (0 picks one)") -
     return listener
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports of 127.0.0.1 on which nothing listens, for programs that will.
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return different ports of an address of this machine on which nothing listens, for programs that will.
 
     The kernel gives its own, ephemeral ports to connections as well: one of them could be taken before the program
     listens. So these lie below its range, where there is room.
@@ -106,9 +106,9 @@ def free_ports(count: int) -> list[int]:
         for port in candidates:
             if len(found) == count:
                 break
-            sock = held.enter_context(socket.socket())
+            sock = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             with contextlib.suppress(OSError):
-                sock.bind(("127.0.0.1", port))
+                sock.bind((host, port))
                 found.append(sock.getsockname()[1])
         return found
 

@@ -1,0 +1,83 @@
+"""The batch script of an allocation. It has no secret: Slurm keeps it, and shows it to administrators.
+
+The script is kept in the allocation's folder, too, from which each allocation of a chain submits the next one.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from loom.slurm.spec import AllocationSpec, is_for_apptainer, sbatch_lines
+
+_NODE = "import sys; sys.path[:] = [path for path in sys.path if path]; from loom.slurm.node import main; main()"
+"""What each node runs. Without the current folder, in which a user's file may be named like a module of Loom's."""
+
+_SCRIPT = """#!/bin/sh
+{options}
+# An allocation of Loom. Arguments: its name, and how many allocations are left in its chain.
+mask=$(umask)
+umask 077
+root={root}
+name=${{1:-{name}}}
+left=${{2:-{chain}}}
+folder=$root/$name
+{claim}
+cd "$folder" || exit 1
+grep -qx "$SLURM_JOB_ID" {ids} 2>/dev/null || echo "$SLURM_JOB_ID" >>{ids}
+scontrol show node "$SLURM_JOB_NODELIST" --oneliner |
+    sed -n 's/^NodeName=\\([^ ]*\\) .* NodeAddr=\\([^ ]*\\) .*/\\1 \\2/p' >"nodes-$SLURM_JOB_ID"
+if [ "$left" -gt 1 ] && [ ! -s "next-$SLURM_JOB_ID" ]; then
+    env -u SLURM_RESTART_COUNT sbatch --parsable --job-name="$name" --dependency="afterany:$SLURM_JOB_ID" \\
+        --chdir="${{SLURM_SUBMIT_DIR:-$HOME}}" script "$name" "$((left - 1))" >"next-$SLURM_JOB_ID" &&
+        cut -d ';' -f 1 "next-$SLURM_JOB_ID" >>{ids}
+fi
+cd "${{SLURM_SUBMIT_DIR:-$HOME}}" 2>/dev/null || cd
+umask "$mask"
+exec srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap \\
+    --cpu-bind=none --mem=0 --output="$folder/log/%N.log" --open-mode=append \\
+    {launch} "$folder"
+"""
+
+_CLAIM_UNNAMED = """if [ ! -d "$folder" ]; then
+    mv -T "$root/{new}" "$folder" 2>/dev/null || [ -d "$folder" ] || exit 1
+fi"""
+
+
+def batch_script(
+    spec: AllocationSpec,
+    root: str,
+    python: str,
+    *,
+    ids: str,
+    new: str = "",
+    arguments: str = "",
+) -> str:
+    """Return the script of an allocation.
+
+    Args:
+        root: the folder of all allocations, absolute.
+        python: the interpreter on the nodes, without a container.
+        ids: the file of the allocation's folder for the ids of its jobs.
+        new: the name of the folder that the script renames when it knows its job's id; "" for a named one.
+        arguments: for `loom.slurm.node`, before the folder.
+    """
+    options = sbatch_lines(spec, spec.name or f"loom{new}", f"{root}/slurm-%j.log")
+    return _SCRIPT.format(
+        options="\n".join(f"#SBATCH {shlex.quote(option)}" for option in options),
+        root=shlex.quote(root),
+        name=spec.name or "loom-$SLURM_JOB_ID",
+        chain=spec.chain,
+        ids=ids,
+        claim=_CLAIM_UNNAMED.format(new=new) if new else "",
+        launch=f"{_launch(spec, python)} -c {shlex.quote(_NODE)}{arguments}",
+    )
+
+
+def _launch(spec: AllocationSpec, python: str) -> str:
+    """Return the part of srun's command line that runs Python, in a container if there is one."""
+    if spec.container is None:
+        return shlex.quote(python)
+    image = shlex.quote(spec.container)
+    if is_for_apptainer(spec.container):
+        return f'apptainer exec --nv --bind "$root" {image} python3'
+    return f'--container-image={image} --container-mounts="$root:$root" --container-mount-home python3'
