@@ -280,6 +280,16 @@ describe('a command', () => {
   });
 });
 
+describe('replicas', () => {
+  it('share what is equal of them', () => {
+    take(snapshot({ replicas: [replica('a', { config: { rate: 1 } }), replica('b', { config: { rate: 1 } }), replica('c', { config: { rate: 2 } })] }));
+    const [a, b, c] = [...store.replicas.values()].map((one) => one.config);
+    expect([a === b, a === c]).toEqual([true, false]);
+    take({ type: 'event', event: event(1, 'config_applied', 'a', { changes: { rate: { old: 1, new: 3 } } }) });
+    expect([...store.replicas.values()].map((one) => one.config['rate'])).toEqual([3, 1, 2]);
+  });
+});
+
 describe('jobs', () => {
   const train = aggregate({ replicas: 3, living: 2, states: { running: 2, failed: 1 }, step: 12, max_step: 100, loss: 2, rate: 2, not_finite: 1 });
 
@@ -311,6 +321,24 @@ describe('jobs', () => {
     for (const states of [{ running: 1 }, { paused: 1 }, { failed: 1 }, { recovering: 1 }, { running: 1 }]) tell({ states });
     expect([...store.jobs[0]!.losses.values]).toEqual([1, NaN, 1]);
     expect([...store.jobs[0]!.rates.values]).toEqual([2, NaN, 2]);
+  });
+
+  it('stay the same objects while nothing changes of them', () => {
+    const ended = aggregate({ group: 'old', session: null, living: 0, states: { finished: 3 } });
+    take(snapshot({}), { type: 'delta', aggregates: { 'train@s1': train, old: ended } });
+    vi.advanceTimersByTime(1000);
+    take({ type: 'delta', aggregates: {} }); // notes that the ended one takes no steps
+    const [before, counts] = [store.jobs, store.stateCounts];
+    vi.advanceTimersByTime(1000);
+    take({ type: 'delta', aggregates: { 'train@s1': { ...train, loss: 1 } } });
+    expect(store.jobs.map((one, at) => one === before[at])).toEqual([false, true]);
+    expect(store.stateCounts).toBe(counts);
+    expect(store.job('old')).toBe(before[1]);
+
+    take({ type: 'delta', aggregates: { 'train@s1': { ...train, states: { running: 1, failed: 1 } } } });
+    expect(store.stateCounts.get('failed')).toBe(1);
+    take({ type: 'delta', goodput: [{ job: 'old', since: 0, until: 1, replicas: 3, ratio: 0.5, seconds: {}, faults: [], course: [], user: 'ada' }] });
+    expect(store.job('old')?.goodput?.job).toBe('old');
   });
 
   it('have curves of the last minutes, and no longer ones', () => {

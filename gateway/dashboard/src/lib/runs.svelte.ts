@@ -4,6 +4,7 @@ import { untrack } from 'svelte';
 
 import { store } from './page';
 import { regularly } from './regularly';
+import { sameThings } from './sets';
 import { shown } from './shown.svelte';
 import type { Run, RunCurves, RunDetails } from './types';
 
@@ -108,10 +109,9 @@ class Runs {
       const before = known.get(one.id);
       return before && JSON.stringify(before) === JSON.stringify(one) ? before : one;
     });
-    if (some) {
-      const changed = new Map(fresh.map((one) => [one.id, one]));
-      this.list = this.list.map((one) => changed.get(one.id) ?? one);
-    } else if (fresh.length !== this.list.length || fresh.some((one, at) => one !== this.list[at])) this.list = fresh;
+    const changed = new Map(some ? fresh.map((one) => [one.id, one]) : []);
+    const list = some ? this.list.map((one) => changed.get(one.id) ?? one) : fresh;
+    if (!sameThings(list, this.list)) this.list = list;
     this.loaded = true;
   }
 

@@ -32,7 +32,11 @@ export function defaultColumns(runs: readonly Run[], keys: Keys = keysOf(runs)):
 
 /** Return the keys of configurations with more than one value. */
 export function differing(runs: readonly Run[], { config } = keysOf(runs)): string[] {
-  return config.filter((key) => new Set(runs.map((one) => JSON.stringify(one.config[key]))).size > 1);
+  return config.filter((key) => runs.some((one) => !isSame(one.config[key], runs[0]!.config[key])));
+}
+
+function isSame(one: unknown, other: unknown): boolean {
+  return Object.is(one, other) || (typeof one === 'object' && typeof other === 'object' && JSON.stringify(one) === JSON.stringify(other));
 }
 
 /** Return all columns that some runs can have. */

@@ -3,28 +3,28 @@
 const LEAST = 64;
 const SHORTEST_GAP = 10; // seconds
 const GAP_FACTOR = 8; // times the usual time between two points
+const NOTHING = new Float64Array(0); // of each series without a point, of which there are many
 
 /** Times and values, the oldest first. A point without a finite value is left out: a curve goes on over it, but not over a gap. */
 export class Series {
   readonly #most: number;
-  #times: Float64Array;
-  #values: Float64Array;
+  readonly #room: number;
+  #times = NOTHING;
+  #values = NOTHING;
   #begin = 0;
   #end = 0;
   #odd = 0;
 
   /**
    * @param kept the points that are kept
-   * @param room the points that there is room for at once; more is taken when they are full
+   * @param room the points that there is room for with the first one; more is taken when they are full
    */
   constructor(
     readonly kept: number,
     room = Infinity,
   ) {
     this.#most = kept + Math.ceil(kept / 4);
-    const size = Math.min(this.#most, Math.max(room, LEAST));
-    this.#times = new Float64Array(size);
-    this.#values = new Float64Array(size);
+    this.#room = Math.min(this.#most, Math.max(room, LEAST));
   }
 
   get length(): number {
@@ -70,7 +70,7 @@ export class Series {
   /** Go on in fresh memory, with the points that are kept: older views keep theirs. */
   #renew(): void {
     const { times, values } = this;
-    const size = Math.min(this.#most, Math.max(LEAST, 2 * times.length));
+    const size = times.length ? Math.min(this.#most, Math.max(LEAST, 2 * times.length)) : this.#room;
     this.#times = new Float64Array(size);
     this.#values = new Float64Array(size);
     this.#times.set(times);

@@ -17,3 +17,8 @@ export function toggled<T>(things: ReadonlySet<T>, some: readonly T[]): Set<T> {
   for (const one of some) changed[every ? 'delete' : 'add'](one);
   return changed;
 }
+
+/** Whether two lists have the same things in the same order. */
+export function sameThings<T>(one: readonly T[], other: readonly T[]): boolean {
+  return one.length === other.length && one.every((each, at) => each === other[at]);
+}

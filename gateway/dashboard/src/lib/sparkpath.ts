@@ -5,24 +5,29 @@ import type { CurveSection } from './types';
 const EDGE = 2; // pixels around the curve
 
 export function sparkPath(sections: readonly CurveSection[], wide: number, high: number): string {
-  const points = sections.map(({ step, time, value }) => {
-    const by = step.every((one) => one !== null) ? (step as number[]) : time;
-    return value.flatMap((one, at): [number, number][] => (one === null ? [] : [[by[at]!, one]]));
+  let [left, right, low, top, points] = [Infinity, -Infinity, Infinity, -Infinity, 0];
+  each(sections, (x, y) => {
+    [left, right, low, top] = [Math.min(left, x), Math.max(right, x), Math.min(low, y), Math.max(top, y)];
+    points += 1;
   });
-  const all = points.flat();
-  if (all.length < 2) return '';
-  const [left, right] = boundsOf(all.map(([x]) => x));
-  const [low, top] = boundsOf(all.map(([, y]) => y));
-  const x = (given: number): string => (EDGE + ((given - left) / (right - left || 1)) * (wide - 2 * EDGE)).toFixed(1);
-  const y = (given: number): string => (high - EDGE - ((given - low) / (top - low || 1)) * (high - 2 * EDGE)).toFixed(1);
-  return points.flatMap((one) => one.map(([at, value], place) => `${place ? 'L' : 'M'}${x(at)} ${y(value)}`)).join('');
+  if (points < 2) return '';
+  const across = (wide - 2 * EDGE) / (right - left || 1);
+  const up = (high - 2 * EDGE) / (top - low || 1);
+  let path = '';
+  each(sections, (x, y, begins) => {
+    path += `${begins ? 'M' : 'L'}${(EDGE + (x - left) * across).toFixed(1)} ${(high - EDGE - (y - low) * up).toFixed(1)}`;
+  });
+  return path;
 }
 
-function boundsOf(values: readonly number[]): [least: number, greatest: number] {
-  let [least, greatest] = [Infinity, -Infinity];
-  for (const one of values) {
-    if (one < least) least = one;
-    if (one > greatest) greatest = one;
+function each(sections: readonly CurveSection[], take: (x: number, y: number, begins: boolean) => void): void {
+  for (const { step, time, value } of sections) {
+    const by = step.every((one) => one !== null) ? (step as number[]) : time;
+    let begins = true;
+    value.forEach((one, at) => {
+      if (one === null) return;
+      take(by[at]!, one, begins);
+      begins = false;
+    });
   }
-  return [least, greatest];
 }

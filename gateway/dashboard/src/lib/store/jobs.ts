@@ -38,41 +38,66 @@ export function leftOf({ step, maxStep, rate }: Job): string | null {
   return maxStep === null || step === null || !rate || step >= maxStep ? null : duration((maxStep - step) / rate);
 }
 
+/**
+ * The jobs by name. A job that changes becomes another object, and one that does not stays the same one: of a
+ * thousand that have ended none costs anything from then on.
+ */
 export class Jobs {
   #jobs = new Map<string, Job>();
+  /** Those whose curves go on, or have to end. */
+  #drawn = new Set<string>();
   #sampled = 0;
-  /** Of all jobs that there ever were. */
-  #indexed: { of: readonly GoodputRecord[]; byJob: ReadonlyMap<string, GoodputRecord[]> } = { of: [], byJob: new Map() };
+  #order: string[] | null = [];
+  #goodput: readonly GoodputRecord[] = [];
+  /** The goodput of all jobs that there ever were. */
+  #records: ReadonlyMap<string, GoodputRecord[]> = new Map();
+  #counts: Map<ReplicaState, number> | null = new Map();
+
+  get(name: string): Job | undefined {
+    return this.#jobs.get(name);
+  }
 
   /** Forget jobs that are not among those of a snapshot. The others are as they were, until their aggregates come. */
   keep(names: ReadonlySet<string>): void {
-    for (const name of this.#jobs.keys()) if (!names.has(name)) this.#jobs.delete(name);
+    for (const name of this.#jobs.keys()) if (!names.has(name)) this.#forget(name);
+  }
+
+  #forget(name: string): void {
+    this.#jobs.delete(name);
+    this.#drawn.delete(name);
+    this.#order = this.#counts = null;
   }
 
   take(aggregates: Readonly<Record<string, Aggregate | null>>): void {
     for (const [name, one] of Object.entries(aggregates)) {
-      if (one === null) this.#jobs.delete(name);
-      else {
-        const known = this.#jobs.get(name);
-        const kept = this.#jobs.size < MANY ? KEPT_POINTS : KEPT_OF_MANY;
-        this.#jobs.set(name, {
-          name,
-          group: one.group,
-          session: one.session,
-          user: one.user,
-          replicas: one.replicas,
-          living: one.living,
-          states: new Map(Object.entries(one.states) as [ReplicaState, number][]),
-          step: one.step,
-          maxStep: one.max_step,
-          rate: one.rate,
-          loss: one.loss,
-          notFinite: one.not_finite,
-          goodput: null,
-          losses: known?.losses ?? new Series(kept),
-          rates: known?.rates ?? new Series(kept),
-        });
+      if (one === null) {
+        this.#forget(name);
+        continue;
       }
+      const known = this.#jobs.get(name);
+      const kept = this.#jobs.size < MANY ? KEPT_POINTS : KEPT_OF_MANY;
+      const job: Job = {
+        name,
+        group: one.group,
+        session: one.session,
+        user: one.user,
+        replicas: one.replicas,
+        living: one.living,
+        states: statesOf(one, known),
+        step: one.step,
+        maxStep: one.max_step,
+        rate: one.rate,
+        loss: one.loss,
+        notFinite: one.not_finite,
+        goodput: null,
+        losses: known?.losses ?? new Series(kept),
+        rates: known?.rates ?? new Series(kept),
+      };
+      job.goodput = recordOf(job, this.#records.get(name));
+      this.#jobs.set(name, job);
+      this.#drawn.add(name);
+      if (job.states !== known?.states) this.#counts = null;
+      if (!known || known.living > 0 !== job.living > 0) this.#order = null;
     }
   }
 
@@ -80,33 +105,55 @@ export class Jobs {
   sample(time: number): boolean {
     if (time - this.#sampled < EVERY) return false;
     this.#sampled = time;
-    for (const { states, losses, rates, loss, rate } of this.#jobs.values()) {
+    for (const name of this.#drawn) {
+      const job = this.#jobs.get(name)!;
+      const { states, losses, rates, loss, rate } = job;
       if (states.get('running')) {
         losses.push(time, loss);
         rates.push(time, rate);
       } else {
         losses.gap(time);
         rates.gap(time);
+        this.#drawn.delete(name);
       }
+      this.#jobs.set(name, { ...job });
     }
     return true;
   }
 
   /** The jobs with their goodput: living ones first, then by name. */
   list(goodput: readonly GoodputRecord[]): Job[] {
-    if (goodput !== this.#indexed.of) this.#indexed = { of: goodput, byJob: grouped(goodput, (one) => one.job) };
-    return [...this.#jobs.values()]
-      .map((one) => ({ ...one, goodput: recordOf(one, this.#indexed.byJob.get(one.name)) }))
-      .sort((one, other) => Number(other.living > 0) - Number(one.living > 0) || (one.name < other.name ? -1 : 1));
+    if (goodput !== this.#goodput) this.#account(goodput);
+    this.#order ??= [...this.#jobs.values()]
+      .sort((one, other) => Number(other.living > 0) - Number(one.living > 0) || (one.name < other.name ? -1 : 1))
+      .map((one) => one.name);
+    return this.#order.map((one) => this.#jobs.get(one)!);
   }
 
-  /** The number of replicas in each state. */
-  states(): Map<ReplicaState, number> {
-    const counts = new Map<ReplicaState, number>();
-    for (const job of this.#jobs.values())
-      for (const [state, count] of job.states) counts.set(state, (counts.get(state) ?? 0) + count);
-    return counts;
+  #account(goodput: readonly GoodputRecord[]): void {
+    this.#goodput = goodput;
+    this.#records = grouped(goodput, (one) => one.job);
+    for (const [name, job] of this.#jobs) {
+      const record = recordOf(job, this.#records.get(name));
+      if (record !== job.goodput) this.#jobs.set(name, { ...job, goodput: record });
+    }
   }
+
+  /** The number of replicas in each state: another object only when it has changed. */
+  states(): Map<ReplicaState, number> {
+    if (this.#counts === null) {
+      this.#counts = new Map();
+      for (const { states } of this.#jobs.values()) states.forEach((count, state) => this.#counts!.set(state, (this.#counts!.get(state) ?? 0) + count));
+    }
+    return this.#counts;
+  }
+}
+
+/** The replicas in each state: the known object as long as they are as many. */
+function statesOf({ states }: Aggregate, known: Job | undefined): Map<ReplicaState, number> {
+  const found = Object.entries(states) as [ReplicaState, number][];
+  const same = known?.states.size === found.length && found.every(([state, count]) => known.states.get(state) === count);
+  return same ? known.states : new Map(found);
 }
 
 function recordOf(job: Job, records: readonly GoodputRecord[] = []): GoodputRecord | null {

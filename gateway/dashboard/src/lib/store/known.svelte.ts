@@ -143,6 +143,12 @@ export abstract class Known {
     return this.#jobs.list(this.goodput);
   });
 
+  /** A job by its name. */
+  job(name: string): Job | undefined {
+    void this.jobs;
+    return this.#jobs.get(name);
+  }
+
   readonly stateCounts: Map<ReplicaState, number> = $derived.by(() => {
     this.changes.read('jobs');
     return this.#jobs.states();

@@ -107,6 +107,8 @@ class Member implements Replica {
   }
 }
 
+const SHARED = ['handlers', 'config', 'links', 'not_offered'] as const;
+
 export function isLiving(one: Replica): boolean {
   return !ENDED.has(one.state);
 }
@@ -117,8 +119,21 @@ export function copyOf(one: Replica): Replica {
   return { ...one, state, connected, step, loss, pace };
 }
 
+/** Objects that are never changed: of equal ones the first. Ten thousand ranks have a few configurations and handlers. */
+class Shared {
+  #known = new Map<string, object>();
+
+  of<T extends object>(one: T): T {
+    const text = JSON.stringify(one);
+    const known = this.#known.get(text);
+    if (known === undefined) this.#known.set(text, one);
+    return (known as T | undefined) ?? one;
+  }
+}
+
 export class Replicas {
   columns = new Columns();
+  #shared = new Shared();
   #byId = new Map<string, Member>();
   #ordered: Member[] = [];
   /** Those that are not in `#ordered` yet, or in the wrong place; null: most of them. */
@@ -149,6 +164,7 @@ export class Replicas {
   replace(infos: readonly ReplicaInfo[], numbers: readonly number[] | undefined, states: readonly string[] | undefined): void {
     const before = this.#byId;
     this.columns = new Columns(states);
+    this.#shared = new Shared();
     this.#byId = new Map();
     this.#moved = null;
     this.columns.reserve(infos.length - 1);
@@ -187,6 +203,7 @@ export class Replicas {
     one.job = info.session ? `${info.group}@${info.session}` : info.group;
     one.measured = info.step === null || info.reported === null ? null : { step: info.step, time: info.reported };
     Object.assign(one, info);
+    for (const part of SHARED) if (one[part]) (one as Record<typeof part, object>)[part] = this.#shared.of<object>(one[part]);
     one.loss = lossOf(info.metrics);
     one.pace = pace;
     this.columns.setJob(one.number, one.job);
