@@ -30,8 +30,8 @@ from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import WORKER_MODULES, require
 from loom.process.error_exit import report
 from loom.process.listen import announce, bracketed, listen
+from loom.process.orphans import adopt_orphans
 from loom.process.parent_pipe import when_parent_ends
-from loom.process.threads import keep_going
 from loom.wings import Part
 from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import remove_own_place, service_address, set_monarch_environment
@@ -64,7 +64,6 @@ PROCESSES_GIVE_UP_LATER = 30.0
 """Seconds after the patience for which the processes that the host starts go on to try. Otherwise they would
 inherit the driver's setting and never give up. Then a process ends whose host was killed before it had begun."""
 
-REAP_EVERY = 0.1  # seconds between two searches for ended orphans while a zombie exists
 
 _PORT_ADVICE = "end what listens there or choose another port"
 
@@ -203,35 +202,6 @@ def _living_descendants() -> list[psutil.Process]:
     return living
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of sessions' orphans, which end with this process: the kernel would give them to init."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
-        reaping = "reap orphans", _reap_orphans
-        threading.Thread(target=keep_going, args=reaping, name="reap-orphans", daemon=True).start()
-
-
-def _reap_orphans() -> None:
-    """Reap ended orphans that lead a session, as the process links' agents do. Monarch reaps the others."""
-    import psutil
-
-    while True:
-        try:
-            # returns as soon as there is a zombie, without reaping it
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            time.sleep(REAP_EVERY)  # there are no children to wait for
-            continue
-        for child in psutil.Process().children():
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                if os.getsid(child.pid) == child.pid:
-                    os.waitpid(child.pid, os.WNOHANG)
-        time.sleep(REAP_EVERY)
-
-
 def _end_on_signals(grace: float, notice: EndNotice) -> None:
     def end(number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -300,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         require(WORKER_MODULES, "a worker")
         address = parse_worker_address(options.address)
-        _adopt_orphans()
+        adopt_orphans()
         _sweep()
         _end_on_signals(options.grace, EndNotice())
         if options.exit_with_parent:

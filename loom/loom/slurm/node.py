@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import functools
 import logging
 import os
@@ -29,6 +28,7 @@ from loom.process.backoff import Backoff
 from loom.process.child import Child, python
 from loom.process.error_exit import report
 from loom.process.listen import address_towards, bracketed, free_ports, is_loopback
+from loom.process.orphans import adopt_orphans
 from loom.process.state_file import replace_file
 from loom.process.threads import keep_going
 from loom.slurm.folder import (
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         node = Node(options.folder, os.environ, leads=not options.grown and os.environ.get("SLURM_NODEID") == "0")
         signal.signal(signal.SIGTERM, node.on_sigterm)
         signal.signal(signal.SIGINT, node.on_sigterm)
-        _adopt_orphans()
+        adopt_orphans()
         node.run()
     except LoomError as error:
         sys.exit(report(error))
@@ -395,13 +395,6 @@ def _ids(path: Path) -> set[int]:
     with contextlib.suppress(OSError):
         return {int(line) for line in path.read_text().split() if line.isdecimal()}
     return set()
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of processes whose own has ended, so that they end with this one."""
-    if sys.platform == "linux":
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
 
 def _kill_descendants() -> None:
