@@ -84,10 +84,20 @@ class Route(Protocol):
 
 
 class ForwardedRoute(Route, Protocol):
-    """A port of this machine that is forwarded to a gateway, until it is closed."""
+    """A way to a gateway that was made, such as a port of this machine that is forwarded, until it is closed."""
+
+    @property
+    def token(self) -> str | None:
+        """The gateway's token, if it was found with the way."""
+
+    def why_not(self) -> LoomError | None:
+        """Return why the gateway does not answer by this way, if that is known. This may take a while."""
+
+    def gone(self) -> str | None:
+        """Return why no gateway will answer by this way any more; None if one may. This returns at once."""
 
     def close(self, error: LoomError | None = None) -> None:
-        """Stop forwarding, for an error if there is one."""
+        """Close the way, for an error if there is one."""
 
 
 class _Url:
@@ -113,7 +123,7 @@ class Gateway:
         token: the token to show.
         timeout: seconds that each call may take.
         ca: as `loom.tls.client_context`.
-        insecure: as `safe_url`.
+        insecure: as `safe_url`, for a URL.
 
     A call raises `GatewayUnreachable` if nothing answers, `NotAGateway` if something else answers, and the
     gateway's own error, such as `AuthenticationError`, if the gateway refuses.
@@ -130,7 +140,7 @@ class Gateway:
         self._route = route_to(url)
         self.url = self._route.name
         """The gateway's address as it was given: of a `Route`, its name."""
-        self._insecure = insecure
+        self._insecure = insecure or not isinstance(url, str)  # whoever has made a route has decided
         self._token = token
         self._timeout = timeout
         self._context = client_context(ca) if self._base.startswith("https:") else None
@@ -424,6 +434,6 @@ def safe_url(url: str, insecure: bool) -> str:
         return normal
     raise InvalidAddress(
         f"{url} has no TLS: whoever is on the way to {host} could read the token and everything that is sent, and "
-        f"run code with it. Use wss:// (docs/deploy/tls.md) or kube://; or, in a network that you trust, say so: "
-        f"insecure=True, --insecure or LOOM_INSECURE=1"
+        f"run code with it. Use wss:// (docs/deploy/tls.md), kube:// or slurm://; or, in a network that you trust, "
+        f"say so: insecure=True, --insecure or LOOM_INSECURE=1"
     )

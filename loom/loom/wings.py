@@ -38,6 +38,8 @@ class Part(Enum):
     """For a session's description: its watched tensors."""
     KUBERNETES_ADDRESS = "loom_proxy.kubernetes.port_forward", "parse_kube_address"
     """For `loom_proxy.gateway_address`: addresses of gateways in Kubernetes."""
+    SLURM_ADDRESS = "loom_proxy.slurm.forward", "gateway_in_slurm"
+    """For `loom_proxy.gateway_address`: addresses of gateways in allocations of Slurm."""
 
     def load(self) -> Any:
         """Import the part's module, and return the part."""

@@ -23,13 +23,16 @@ END_TIMEOUT = 5.0  # seconds that a program has to end
 RENEW_AFTER = 10.0  # seconds that a new program is left alone, even if the gateway does not answer through it
 BACKOFF = Backoff(0.2, 5.0)  # seconds between restarts of a program that does not forward
 
-# A shell script that runs a command until it ends, or until standard input closes because this process ended. The
-# command has a pipe of its own: ssh makes its standard input non-blocking, for everybody who shares it.
+# A shell script that runs a command until it ends, or until standard input closes because this process ended. ssh
+# makes its standard input non-blocking, on some systems for everybody who shares it.
 _UNTIL_STDIN_CLOSES = """
 exec 3<&0
-cat <&3 | "$@" 3<&- &
+"$@" <&3 3<&- &
 child=$!
-{ cat <&3; kill "$child"; sleep 1; kill -0 $$ && kill -9 "$child"; } >/dev/null 2>&1 &
+{
+    until cat </dev/fd/3; do sleep 1; done
+    kill "$child"; sleep 1; kill -0 $$ && kill -9 "$child"
+} >/dev/null 2>&1 &
 wait "$child"
 """
 
@@ -45,6 +48,8 @@ class ForwardedPort(ABC):
     Raises:
         PortForwardFailed: the program ends before it forwards, or takes too long; with what it said.
     """
+
+    token: str | None = None
 
     def __init__(self, name: str, program: str, path: str = "") -> None:
         self.name = name
@@ -87,6 +92,14 @@ class ForwardedPort(ABC):
     def url(self) -> str:
         """The gateway's URL by way of the forwarded port."""
         return f"ws://127.0.0.1:{self.port}{self._path}"
+
+    def why_not(self) -> LoomError | None:
+        """Return why the gateway does not answer, if that is known."""
+        return None
+
+    def gone(self) -> str | None:
+        """Return why there will be no gateway any more, if that is known by now."""
+        return None
 
     def renew(self) -> None:
         """Restart the program, unless it is new, because the gateway does not answer through it.

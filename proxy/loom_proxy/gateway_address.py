@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
+from loom.errors import ConnectionLost, GatewayUnreachable, NotAGateway
 from loom.rest_client import ForwardedRoute
 from loom.wings import Part
 
-_SCHEMES = {"kube": Part.KUBERNETES_ADDRESS}
+_SCHEMES = {"kube": Part.KUBERNETES_ADDRESS, "slurm": Part.SLURM_ADDRESS}
 
 
 class WingAddress(Protocol):
@@ -38,3 +41,14 @@ def way_to(address: str) -> ForwardedRoute | None:
     """
     read = read_address(address)
     return None if read is None else read.open()
+
+
+@contextmanager
+def explained_by(way: ForwardedRoute | None) -> Iterator[None]:
+    """Raise what is known of why no gateway answers by a way, in place of the error that none does."""
+    try:
+        yield
+    except (GatewayUnreachable, NotAGateway, ConnectionLost) as error:
+        if way is not None and (why := way.why_not()) is not None:
+            raise why from error
+        raise

@@ -415,6 +415,7 @@ class Job(Shown):
             connection.move_to(forward.url)
 
         connection.unanswered = renew
+        connection.gone = forward.gone
 
         def close() -> None:
             self._connection.ended.wait()

@@ -145,8 +145,8 @@ SHARED_HELP = """\
 | `--token TEXT` | `LOOM_TOKEN`, else the token of the context | token to show |
 | `--ca FILE` | `LOOM_CA`, else that of the context | certificate of your own authority, for `wss://` |
 
-Addresses are those of [`loom.connect`](../guide/connections.md#addresses). With `kube://` a port is forwarded until
-the command ends.
+Addresses are those of [`loom.connect`](../guide/connections.md#addresses). With `kube://` and `slurm://` a port is
+forwarded until the command ends.
 """
 
 

@@ -29,7 +29,11 @@ Name = Annotated[str, typer.Argument(help="Name of the context.")]
 def add(
     name: Name,
     address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="wss://HOST, ws://HOST:PORT or kube://NAMESPACE/SERVICE.")
+        str,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="wss://HOST, ws://HOST:PORT, kube://NAMESPACE/SERVICE or slurm://USER@LOGIN/NAME.",
+        ),
     ],
     token_stdin: Annotated[
         bool, typer.Option("--token-stdin", help="Read the token from standard input; without, it is asked for.")

@@ -38,7 +38,7 @@ def dashboard(
     """Open the gateway's page, on which a training is watched and steered. The browser is signed in.
 
     The address is good once, and for a minute: it has a code in the token's place. The browser gets it by a file
-    that only you can read. With a kube:// address the command runs, and forwards, until Ctrl-C.
+    that only you can read. With a kube:// or slurm:// address the command runs, and forwards, until Ctrl-C.
     """
     address = access.gateway().page("view" if view else None)
     # The user may press Ctrl-C as soon as the address is shown.

@@ -16,7 +16,7 @@ import typer
 
 from loom.chaos.durations import parse_time
 from loom.errors import LoomError, UnknownSession, WaitTimeout, WrongArguments
-from loom.rest_client import ForwardedRoute, Gateway
+from loom.rest_client import ForwardedRoute, Gateway, TokenSource
 
 if TYPE_CHECKING:
     from loom.control.commands import Acknowledgement
@@ -88,24 +88,29 @@ class Access:
 
         return way_to(self.chosen.url)
 
+    @property
+    def _shown_token(self) -> TokenSource:
+        """The token to show: the chosen one, or else the one that was found with the way to the gateway."""
+        return self.chosen.token or (None if self.forward is None else self.forward.token)
+
     def gateway(self) -> Gateway:
         """Return the gateway. No request is sent yet."""
         to = self.chosen
-        return Gateway(self.forward or to.url, to.token, ca=to.ca, insecure=to.insecure)
+        return Gateway(self.forward or to.url, self._shown_token, ca=to.ca, insecure=to.insecure)
 
     def weaver(self, user: str | None = None) -> WeaverProxy:
         """Return a proxy for the weaver behind the gateway. No request is sent yet."""
         from loom_proxy.weaver.client import WeaverProxy
 
         to = self.chosen
-        return WeaverProxy(self.forward or to.url, to.token, to.ca, insecure=to.insecure, user=user)
+        return WeaverProxy(self.forward or to.url, self._shown_token, to.ca, insecure=to.insecure, user=user)
 
     def weaver_watch(self) -> WeaverWatch:
         """Return a watch of the weaver behind the gateway. It does not connect yet."""
         from loom_proxy.weaver.watch import WeaverWatch
 
         to = self.chosen
-        return WeaverWatch(self.forward or to.url, to.token, to.ca, to.insecure)
+        return WeaverWatch(self.forward or to.url, self._shown_token, to.ca, to.insecure)
 
     def connect(self, session: str, mode: Literal["watch", "debug", "ranks"]) -> Job:
         """Attach to a living session, next to the client that drives it."""
@@ -122,7 +127,9 @@ class Access:
         except LoomError:
             if "chosen" not in self.__dict__:  # the command has not asked a gateway
                 raise
-            with self.chosen.explained():
+            from loom_proxy.gateway_address import explained_by
+
+            with self.chosen.explained(), explained_by(self.__dict__.get("forward")):
                 raise
         finally:
             if (forward := self.__dict__.get("forward")) is not None:  # without opening one

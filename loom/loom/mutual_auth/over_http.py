@@ -1,9 +1,10 @@
 """Proofs over HTTP: of a gateway before a token is shown to it, and of each request and its answer.
 
-A forwarded port is one of this machine's, and another user of the machine may take it when ``kubectl`` ends. So
-before a token is sent through it, the gateway has to answer a challenge with an HMAC whose key is the token's hash,
-which it has and whoever else listens on the port has not. On Linux the listener also has to belong to this user, so
-that nobody can pass the challenge on to the gateway.
+A forwarded port is one of this machine's, and another user of the machine may take it when the program that
+forwards it ends; a port of a cluster's node is another program's when a gateway has moved. So before a token is
+sent there, the gateway has to answer a challenge with an HMAC whose key is the token's hash, which it has and
+whoever else listens on the port has not. On Linux the listener of a forwarded port also has to belong to this user,
+so that nobody can pass the challenge on to the gateway.
 
 A request without a proof is refused with a challenge: the nonce of the side that answers, good for one request.
 The same request then comes with the nonce of the side that asks, and a proof for this method, host and path. So
@@ -28,7 +29,7 @@ from urllib.parse import urlencode, urlsplit
 
 from loom.errors import LoomError, NotAGateway, ProtocolMismatch, error_for_code
 from loom.mutual_auth import Exchange, Purpose, Side, checked_nonce, new_nonce
-from loom.process.listen import bracketed
+from loom.process.listen import bracketed, is_loopback
 from loom.token_file import digest
 
 CHALLENGE_HEADER = "x-loom-challenge"
@@ -135,18 +136,20 @@ def ask(
 
 PROOF_PATH = "/api/v1/proof"
 
-_forwarded: set[int] = set()
-"""Ports of this machine that `kubectl` has forwarded for this process; for good, as old URLs may still be used."""
+_forwarded: set[tuple[str, int]] = set()
+"""Hosts and ports whose gateways have to prove themselves; for good, as old URLs may still be used."""
+
+_HERE = "127.0.0.1"
 
 
-def note_forwarded(port: int) -> None:
-    """Note that a port of 127.0.0.1 leads to a gateway elsewhere."""
-    _forwarded.add(port)
+def note_forwarded(port: int, host: str = _HERE) -> None:
+    """Note a port that is to lead to a gateway, and may be another program's by now."""
+    _forwarded.add((_HERE if is_loopback(host) else host.lower(), port))
 
 
-def is_forwarded(port: int) -> bool:
+def is_forwarded(host: str, port: int) -> bool:
     """Return whether a port was noted with `note_forwarded`."""
-    return port in _forwarded
+    return (_HERE if is_loopback(host) else host.lower(), port) in _forwarded
 
 
 def key_id(token_digest: str) -> str:
@@ -171,11 +174,11 @@ def check_proof(sock: socket.socket, url: str, token: str | None) -> None:
         AuthenticationError: the gateway does not know the token either.
     """
     parts = urlsplit(url)
-    if parts.port is None or not is_forwarded(parts.port) or not token:
+    if parts.hostname is None or parts.port is None or not is_forwarded(parts.hostname, parts.port) or not token:
         return
-    owner = listener_of(parts.port)
+    owner = listener_of(parts.port) if is_loopback(parts.hostname) else None
     if owner not in (None, os.getuid()):
-        raise _unproven(url, f"user {owner} listens on port {parts.port} in place of kubectl")
+        raise _unproven(url, f"user {owner} listens on port {parts.port} in place of kubectl or ssh")
     if token.count(".") == 2:
         # The gateway knows a token of an OpenID issuer only when it sees it.
         if owner is None:
@@ -243,5 +246,5 @@ def error_in(answer: dict[str, Any]) -> LoomError | None:
 def _unproven(url: str, why: str) -> NotAGateway:
     return NotAGateway(
         f"what answers at {url} has not proved that it is the gateway, so the token was not sent: {why}. Another "
-        f"program of this machine may have taken the port of kubectl, or the gateway is older than this client"
+        f"program may have taken the port, or the gateway is older than this client"
     )

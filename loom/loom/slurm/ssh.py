@@ -34,6 +34,8 @@ CONTROL_TIMEOUT = 5.0
 
 _KEPT_FOR = 60  # seconds that the shared connection outlives the last command
 
+_USERS = ["-o", "ControlMaster=no"]  # the options with which ssh uses a connection that is open, and opens none
+
 _FAILED = 255  # the exit code of ssh when it is not that of the command
 
 _RUNS = "loom: runs"  # printed before a command runs: what came before is of the user's shell and its profile
@@ -148,12 +150,14 @@ class SshLogin(Login):
 
         It prints `FORWARDS` when the port is forwarded, and ends when its standard input does.
         """
-        options = ["-o", "ExitOnForwardFailure=yes", "-o", "ControlMaster=no", "-L", _forward(port, host, to)]
-        return [*self._ssh, *options, *self._host, f"echo '{FORWARDS}'; exec cat"]
+        shared = _USERS if self._uses_users() else ["-o", "ControlPath=none"]
+        options = ["-o", "ExitOnForwardFailure=yes", "-L", _forward(port, host, to)]
+        return [*self._ssh, *shared, *options, *self._host, f"echo '{FORWARDS}'; exec cat"]
 
     def unforward(self, port: int, host: str, to: int) -> None:
         """Take a forwarded port back from the user's own connection, which keeps it when the command has ended."""
-        _control([*self._ssh, "-O", "cancel", "-L", _forward(port, host, to), *self._host])
+        if self._uses_users():
+            _control([*self._ssh, "-O", "cancel", "-L", _forward(port, host, to), *self._host])
 
     def why_not(self, said: str) -> LoomError:
         """Return the error for what ssh said when it did not connect."""
@@ -190,11 +194,15 @@ class SshLogin(Login):
                 self._end()
                 self._shared, self._end = [], lambda: None
 
+    def _uses_users(self) -> bool:
+        """Return whether commands share the user's own connection."""
+        return self._sharing() == _USERS
+
     def _sharing(self) -> list[str]:
         """Return the options for the connection that commands share."""
         with self._lock:
             if not self._shared:
-                self._shared = ["-o", "ControlMaster=no"]
+                self._shared = _USERS
                 if not _control([*self._ssh, "-O", "check", *self._host]):
                     # A short path: sockets have at most about 100 characters, and ssh needs 17 of them for itself.
                     folder = tempfile.mkdtemp(prefix="loom-ssh-", dir="/tmp")

@@ -15,7 +15,7 @@ from loom.wire.handshake import MODES, Hello
 from loom.wire.plain import plain
 from loom_proxy.contexts import choose_gateway
 from loom_proxy.futures.timing import check_timeout
-from loom_proxy.gateway_address import way_to
+from loom_proxy.gateway_address import explained_by, way_to
 from loom_proxy.job import Job
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.spans import correct_clock
@@ -48,10 +48,13 @@ def connect(
     Args:
         url: the gateway, such as ``ws://host:8470`` or ``wss://host/prefix``; default ``LOOM_URL``, else the
             current context of ``loom context``. Or ``kube://NAMESPACE/SERVICE[:PORT[/PATH]]``: through a ``kubectl
-            port-forward``, which is restarted when it ends or no longer reaches the gateway.
+            port-forward``, which is restarted when it ends or no longer reaches the gateway. Or
+            ``slurm://[[USER@]LOGIN[:PORT]/]NAME``: an allocation of Slurm, through ssh to its login node, or
+            without ssh from within the cluster; the way follows the gateway when Slurm moves it.
         token: the token, or a function that returns it; default ``LOOM_TOKEN``, else, if the gateway is that of the
-            current context, that context's. The function is called, in any thread, for each connection: a token
-            that expires is replaced by the next, and the session goes on.
+            current context, that context's, else the one in the folder of an allocation of Slurm. The function is
+            called, in any thread, for each connection: a token that expires is replaced by the next, and the
+            session goes on.
         session: name of a living session to attach to; None opens a new one.
         mode: ``drive``; or, next to the client that drives, ``watch``: such a job sees events, logs, meshes and
             runs, and everything else raises `ReadOnlySession`. ``debug`` has `Job.debugger` besides, and
@@ -85,8 +88,10 @@ def connect(
         SessionInUse: the session has a client already.
         WorkerUnreachable: the gateway's workers do not answer.
         ProtocolMismatch: the gateway's major version of the protocol is another.
-        MissingDependency: a ``kube://`` address needs kubectl.
-        PortForwardFailed: kubectl does not forward.
+        MissingDependency: a ``kube://`` address needs kubectl, and a ``slurm://`` address ssh.
+        PortForwardFailed: kubectl or ssh does not forward.
+        LoginRefused, LoginUnreachable: ssh does not get to the login node of a ``slurm://`` address.
+        UnknownAllocation: this user has no such allocation of Slurm; `AllocationFailed` if it has ended.
     """
     session, mode, timeout = plain(session, "session"), plain(mode, "mode"), check_timeout(timeout) or 0.0
     reconnect_timeout = plain(reconnect_timeout, "reconnect_timeout")
@@ -105,8 +110,10 @@ def connect(
                 Address(gateway, chosen.token, reconnect_timeout, chosen.ca, transport), hello, timeout
             )
         try:
-            gateway = normalise_url(forward.url)
-            job = _open_job(Address(gateway, chosen.token, reconnect_timeout, chosen.ca, transport), hello, timeout)
+            with explained_by(forward):
+                gateway = normalise_url(forward.url)
+                shown = chosen.token or forward.token
+                job = _open_job(Address(gateway, shown, reconnect_timeout, chosen.ca, transport), hello, timeout)
         except BaseException:
             forward.close()
             raise

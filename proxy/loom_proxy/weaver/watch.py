@@ -116,7 +116,7 @@ class WeaverWatch:
         user: str | None = None,
     ) -> None:
         self._route = route_to(url)
-        self._insecure = insecure
+        self._insecure = insecure or not isinstance(url, str)  # whoever has made a route has decided
         self._user = user
         self._context = client_context(ca) if self.url.startswith("wss:") else None
         self._token = token
@@ -234,9 +234,9 @@ class WeaverWatch:
 def _proven(url: str, token: str | None) -> socket.socket | None:
     """Return a connection to a forwarded port, whose gateway has proved itself; None for other addresses."""
     parts = urlsplit(url)
-    if parts.port is None or not is_forwarded(parts.port):
+    if parts.hostname is None or parts.port is None or not is_forwarded(parts.hostname, parts.port):
         return None
-    sock = socket.create_connection((str(parts.hostname), parts.port), OPEN_TIMEOUT)
+    sock = socket.create_connection((parts.hostname, parts.port), OPEN_TIMEOUT)
     try:
         check_proof(sock, url, token)
     except BaseException:

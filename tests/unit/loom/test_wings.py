@@ -17,6 +17,7 @@ WINGS = (
     "loom.nats",
     "loom.notebook",
     "loom.rl",
+    "loom.slurm",
     "loom.tensors",
     "loom.train",
     "loom_gateway.chaos",
@@ -25,6 +26,7 @@ WINGS = (
     "loom_proxy.kubernetes",
     "loom_proxy.notebook.cells",
     "loom_proxy.remote",
+    "loom_proxy.slurm",
 )
 
 

@@ -77,7 +77,7 @@ def squat() -> Iterator[Callable[..., Squatter]]:
 
     yield start
     for squatter in all_of_them:
-        over_http._forwarded.discard(squatter.port)
+        over_http._forwarded.discard(("127.0.0.1", squatter.port))
         squatter.close()
 
 
