@@ -13,6 +13,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import loom
@@ -36,25 +37,37 @@ class Killer:
         self._run = run
         self._chance = random.Random(SEED)
         self.killed = 0
-        self._settled: list[int] = []
+        self._loaded: set[int] = set()
 
     def events(self, name: str) -> int:
         """How often something happened, in all processes."""
-        lines = (
-            line for path in (self._run.folder / "timing").glob("*.jsonl") for line in path.read_text().splitlines()
-        )
-        return sum(f'"{name}"' in line for line in lines)
+        files = (self._run.folder / "timing").glob("*.jsonl")
+        return sum(path.read_bytes().count(f'"{name}"'.encode()) for path in files)
 
     def kill(self, begins: str, within: float) -> None:
-        """Kill a server some time after something has begun once more."""
+        """Kill a server that takes part some time after something has begun once more."""
         before = self.events(begins)
         self._run.await_true(lambda: self.events(begins) > before, f"another {begins}", BOUND)
         time.sleep(self._chance.uniform(0, within))
-        servers = sorted(self._run.servers())
+        servers = sorted(self.taking_part())
         assert servers, "no server lives"
         os.kill(self._chance.choice(servers), signal.SIGKILL)
         self.killed += 1
-        print(f"{time.strftime('%X')} kill {self.killed} of {KILLS}")
+        print(f"{time.strftime('%X')} kill {self.killed} of {KILLS}", flush=True)
+
+    def taking_part(self) -> list[int]:
+        """The servers whose generator has given them weights."""
+        self._loaded |= {
+            pid
+            for pid in set(self._run.pids("generator")) - self._loaded
+            if '"weights.rpc.done"' in next((self._run.folder / "timing").glob(f"*-{pid}.jsonl")).read_text()
+        }
+        found = []
+        for server in self._run.servers():
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(server).ppid() in self._loaded:
+                    found.append(server)
+        return found
 
     def await_none(self) -> None:
         """Wait until no server is left: they have some seconds to clean up."""
@@ -64,19 +77,18 @@ class Killer:
             time.sleep(0.1)
 
     def await_servers(self, count: int) -> None:
-        """Wait until so many servers run, and their generators take part: they have weights, and say so.
+        """Wait until so many servers take part.
 
         Those that start come first where this user may say so: the others leave little of two cores to them.
         """
 
         def ready() -> bool:
-            servers = self._run.servers()
-            _prefer([one for one in servers if one not in self._settled], -15)
-            return len(servers) == len(self._run.pids("generator")) == count
+            taking_part = self.taking_part()
+            _prefer([one for one in self._run.servers() if one not in taking_part], -15)
+            _prefer(taking_part, 0)
+            return len(taking_part) >= count
 
         self._run.await_true(ready, f"{count} servers", BOUND)
-        self._settled = self._run.servers()
-        _prefer(self._settled, 0)
 
 
 def _prefer(servers: list[int], nice: int) -> None:
@@ -138,7 +150,7 @@ def test_a_killed_server_loses_nothing_and_the_others_go_on(job: loom.Job, tmp_p
 @needs_vllm
 @pytest.mark.parametrize("moment", ["updates", "completions"])
 def test_a_killed_real_server_loses_nothing(job: loom.Job, tmp_path: Path, moment: str) -> None:
-    run = WatchedRun(job, tmp_path / "run", steps=100_000, engine="vllm", generators=2, batch=64, group=8)
+    run = WatchedRun(job, tmp_path / "run", steps=100_000, engine="vllm", generators=3, batch=64, group=8)
     killer, seen = Killer(run), dict[str, Rollout]()
     run.await_true(lambda: any(one.step >= 2 for one in run.records()), "step 2", BOUND)
     begins, within = ("weights.rpc.start", 0.5) if moment == "updates" else ("gen.batch.start", 0.5)

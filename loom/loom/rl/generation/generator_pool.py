@@ -200,6 +200,8 @@ class GeneratorPool:
     def _retry(self, number: int, reason: str, for_good: bool = False) -> None:
         failures = self._failures[number] = self._failures.get(number, 0) + 1
         wait = None if for_good else self._retries.wait(failures)
+        if wait is None and not for_good and self.living:  # its host may come back while others generate
+            wait = self._retries.longest_wait
         self._last_failure = reason
         _log.warning("generator %d is lost: %s; %s", number, reason, "given up" if wait is None else "starts again")
         if wait is not None:
