@@ -23,6 +23,8 @@ STATE = "state"
 LOG = "log"
 FAILED = "failed"
 """Why the gateway cannot run, written by its node; the other nodes end then, too."""
+NOTICE = "notice-"
+"""The beginning of the name of a file of each start of a job, empty until the job ends soon."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """What runs on each node of an allocation: a worker, and on the first node the gateway, too.
 
-The batch script starts `main` once a node, by ``srun``. A worker or a gateway that ends is started again. SIGTERM
-comes from ``scancel``, from a preemption, from a requeue and, in time, before the time limit: then the worker lets
-training processes save their state, the gateway takes no new sessions, and the node ends when its worker has.
+The batch script starts `main` once a node, by ``srun``. A worker or a gateway that ends is started again.
+Before the time limit the script writes a notice, also when it gets SIGUSR1: then the worker lets training
+processes save their state, the gateway takes no new sessions, and the node ends when its worker has.
+``scancel``, a requeue and most preemptions give no notice: Slurm sends SIGTERM to every process, and actors end
+by it at once.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from loom.slurm.folder import (
     FAILED,
     GATEWAY,
     GROWN,
+    NOTICE,
     SPEC,
     STATE,
     TOKEN,
@@ -161,8 +164,19 @@ class Node:
 
     def _heed(self) -> None:
         os.read(self._woken, 1)
-        logger.info("SIGTERM: what trains here has %g s to save its state", self._grace)
+        logger.info("SIGTERM")
         self._ending.set()
+
+    def _ends_soon(self, seconds: float) -> bool:
+        """Wait for so many seconds. Return whether this node ends, by a signal or because its job ends soon."""
+        if self._ending.wait(seconds):
+            return True
+        with contextlib.suppress(OSError):
+            # A file that is there is read anew on shared file systems, while one that was missing may long seem so.
+            if (self._folder / f"{NOTICE}{self._job}-{self._restart}").read_text():
+                logger.info("the job ends soon: what trains here has %g s to save its state", self._grace)
+                return True
+        return False
 
     def _fail(self, error: LoomError) -> None:
         """Give up: a part of this node cannot run."""
@@ -173,7 +187,7 @@ class Node:
 
     def _follow(self) -> None:
         """Wait for the end, of this node or of its gateway's."""
-        while not self._ending.wait(LOOK_EVERY[1]):
+        while not self._ends_soon(LOOK_EVERY[1]):
             if self._key.job in _ids(self._folder / GROWN):
                 continue
             with contextlib.suppress(OSError):
@@ -185,7 +199,7 @@ class Node:
         expected = 0 if self._spec.gateway_only else self._count
         until = time.monotonic() + WORKERS_TIMEOUT
         listed: list[PublishedWorker] | None = None
-        while not self._ending.is_set():
+        while not self._ends_soon(LOOK_EVERY[listed is not None]):
             found = merged(published(self._folder), self._job, self._restart)
             own = sum(worker.key.job == self._job for worker in found)
             complete = own >= expected or time.monotonic() > until
@@ -198,7 +212,6 @@ class Node:
                     publish = functools.partial(self._publish_gateway, gateway, found)
                     threading.Thread(target=keep_going, args=("publish the gateway", publish), daemon=True).start()
                 listed = found
-            self._ending.wait(LOOK_EVERY[listed is not None])
 
     def _list(self, workers: Sequence[PublishedWorker]) -> None:
         replace_file(self._folder / WORKER_FILE, "".join(f"{worker.address}\n" for worker in workers))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 
+from loom.slurm.folder import NOTICE
 from loom.slurm.spec import AllocationSpec, is_for_apptainer, sbatch_lines
 
 _NODE = "import sys; sys.path[:] = [path for path in sys.path if path]; from loom.slurm.node import main; main()"
@@ -33,9 +34,19 @@ if [ "$left" -gt 1 ] && [ ! -s "next-$SLURM_JOB_ID" ]; then
 fi
 cd "${{SLURM_SUBMIT_DIR:-$HOME}}" 2>/dev/null || cd
 umask "$mask"
-exec srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap \\
+notice=$folder/{notice}$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+(umask 077 && : >"$notice")
+# The nodes read it. A signal to the step would end each process of it at once, before it has saved its state.
+trap 'echo notice >"$notice"' USR1 TERM
+srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap \\
     --cpu-bind=none --mem=0 --output="$folder/log/%N.log" --open-mode=append \\
-    {launch} "$folder"
+    {launch} "$folder" &
+step=$!
+while kill -0 "$step" 2>/dev/null; do  # a signal ends the wait for the step, too
+    wait "$step"
+    code=$?
+done
+exit "$code"
 """
 
 _CLAIM_UNNAMED = """if [ ! -d "$folder" ]; then
@@ -68,6 +79,7 @@ def batch_script(
         name=spec.name or "loom-$SLURM_JOB_ID",
         chain=spec.chain,
         ids=ids,
+        notice=NOTICE,
         claim=_CLAIM_UNNAMED.format(new=new) if new else "",
         launch=f"{_launch(spec, python)} -c {shlex.quote(_NODE)}{arguments}",
     )

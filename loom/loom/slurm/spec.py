@@ -141,7 +141,7 @@ def sbatch_lines(spec: AllocationSpec, name: str, output: str) -> Sequence[str]:
         "time": spec.time_limit,
         "output": output,
         "open-mode": "append",
-        "signal": f"TERM@{spec.notice:.0f}" if spec.notice else None,
+        "signal": f"B:USR1@{spec.notice:.0f}" if spec.notice else None,
     }
     return [f"--{word}={value}" for word, value in given.items() if value is not None] + [
         "--requeue",
