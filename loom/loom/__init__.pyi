@@ -62,6 +62,7 @@ from loom_proxy.remote.objects import RemoteObject as RemoteObject
 from loom_proxy.runs import RunHandle as RunHandle
 from loom_proxy.session.events import unhandled_fault_hook as unhandled_fault_hook
 from loom_proxy.session.open import connect as connect
+from loom_proxy.slurm.job import SlurmJob as SlurmJob
 from loom_proxy.weaver.client import alerts as alerts
 from loom_proxy.weaver.client import runs as runs
 from loom_proxy.weaver.client import this_weaver as this_weaver

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -10,24 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loom.control.address import MONARCH_PORT
-from loom.errors import DeploymentFailed, LoomError, WrongArguments
+from loom.errors import DeploymentFailed, WrongArguments
 from loom.extras import require
-from loom.session_alive import SessionLife
 from loom.token_file import digest
 from loom_proxy.code_sync.folders import SyncResult
-from loom_proxy.job import Job, JobState
 from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.deployment import PodMesh, pods_shown
 from loom_proxy.kubernetes.network_policy import PortPolicies
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
 from loom_proxy.kubernetes.service_lookup import gateway_url, token_for
+from loom_proxy.launched_job import LaunchedJob
 from loom_proxy.session.open import connect
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
 
 
-class KubernetesJob:
+class KubernetesJob(LaunchedJob):
     """A job in Kubernetes: pods with a worker each, one of which has the gateway, and a session on them.
 
     Give ``compute`` to deploy pods, ``selector`` to use pods that run Kubetorch's server already, and ``meshes``
@@ -94,6 +92,7 @@ class KubernetesJob:
         injectable: bool = False,
         network_policy: bool = True,
     ) -> None:
+        super().__init__()
         given = [what for what in (compute, selector, meshes) if what is not None]
         if len(given) != 1 or not given[0]:
             raise WrongArguments(
@@ -132,9 +131,6 @@ class KubernetesJob:
         self._max = session_max
         self._persist = persist
         self._timeout = launch_timeout
-        self._deployed = False  # whether this object has deployed pods that did not exist before
-        self._job: Job | None = None
-        self._detached = False
         self._removing = threading.Lock()
         self.synced: list[SyncResult] = []
         """The results of syncing ``sync_dirs``, in their order."""
@@ -160,27 +156,6 @@ class KubernetesJob:
             self._token = token_for(self.namespace, self.name)
         return self._token
 
-    @property
-    def job(self) -> Job:
-        """The open session.
-
-        Raises:
-            LoomError: there is no session yet.
-        """
-        if self._job is None:
-            raise LoomError("this KubernetesJob has no session yet: call apply(), or use it in a with statement")
-        return self._job
-
-    def __getattr__(self, name: str) -> Any:
-        # Special methods, which copy and pickle look for, must not come from the job.
-        if name.startswith("__") or "_job" not in self.__dict__:
-            raise AttributeError(f"a KubernetesJob has no {name!r}")
-        if self._job is None:
-            raise AttributeError(
-                f"a KubernetesJob has no {name!r} before it has a session: call apply(), or use it with `with`"
-            )
-        return getattr(self.job, name)
-
     def apply(self) -> KubernetesJob:
         """Deploy the pods, wait for them and open a session, unless this object has an open one.
 
@@ -194,7 +169,7 @@ class KubernetesJob:
             LoomError: an error of `loom.connect`, such as `InvalidAddress` if ``KT_API_URL`` has no TLS and this is
                 not the cluster.
         """
-        if self._job is not None and not self._job.closed:
+        if self._is_open:
             return self
         self._detached = False
         if self._policies is not None:  # before the pods, so that their ports are never open
@@ -216,10 +191,6 @@ class KubernetesJob:
         self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
         return self
 
-    def state(self) -> JobState:
-        """Return the host meshes by name. Call `apply` first if there is no session yet."""
-        return self.apply().job.state()
-
     def _deploy(self, mesh: PodMesh) -> None:
         mesh.complete_compute()
         there_before = mesh.ours and mesh.exists()
@@ -227,12 +198,12 @@ class KubernetesJob:
         with pods_shown(lambda: f"deploying {mesh.service_name}", mesh.pods):
             mesh.deploy(init_args)
         if mesh.ours and not there_before:
-            self._deployed = True
+            self._launched = True
 
     def _deploy_again(self, mesh: PodMesh) -> None:
         """Deploy lost pods of an open job again. `kill` waits for this."""
         with self._removing:
-            if self._job is not None and not self._job.closed:
+            if self._is_open:
                 mesh.deploy(self._init_args(mesh))
 
     def _init_args(self, mesh: PodMesh) -> Mapping[str, Any]:
@@ -268,28 +239,7 @@ class KubernetesJob:
             raise failures[0]
         if self._policies is not None:
             self._policies.remove()
-        self._deployed = False
-
-    def detach(self) -> SessionLife:
-        """Leave the pods and the session running, also after the ``with`` block; see `Job.detach`."""
-        self._detached = True
-        return self.job.detach()
-
-    def _close_session(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            with contextlib.suppress(LoomError):  # the pods may be gone
-                job.close()
-
-    def __enter__(self) -> KubernetesJob:
-        return self.apply()
-
-    def __exit__(self, *error: object) -> None:
-        if self._detached:
-            return
-        self._close_session()
-        if self._deployed:
-            self.kill()
+        self._launched = False
 
     def __repr__(self) -> str:
         meshes = ", ".join(mesh.name for mesh in self._meshes)

@@ -51,6 +51,7 @@ def test_a_gateway_is_reached_by_its_allocation_and_a_cut_of_ssh_loses_nothing(n
     assert not psutil.wait_procs(node.clients, BOUND)[1]
 
 
+@pytest.mark.slow
 def test_a_gateway_that_moves_is_followed(
     node: LoginNode, allocation: MadeAllocation, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_session_whose_allocation_has_ended_says_so(
         again.close()
 
 
+@pytest.mark.slow
 def test_the_users_own_connection_is_left_as_it_was(node: LoginNode) -> None:
     with node.shared_connection():
         with loom.connect("slurm://login/train") as job:
@@ -107,6 +109,7 @@ def test_the_users_own_connection_is_left_as_it_was(node: LoginNode) -> None:
         assert port not in listening()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("config")
 def test_commands_take_the_address_and_find_the_token(node: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
     ContextFile().add(GatewayContext("hpc", "slurm://login/train"), None)
@@ -122,6 +125,7 @@ def listening() -> set[int]:
     return {one.laddr.port for one in psutil.net_connections("tcp4") if one.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.slow
 class TestLoginNodeThatForwardsNothing:
     @pytest.fixture
     def node(
