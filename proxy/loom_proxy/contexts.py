@@ -30,7 +30,8 @@ from loom.errors import (
     WrongArguments,
 )
 from loom.process.state_file import locked, replace_file
-from loom.rest_client import Gateway, TokenSource
+from loom.rest_client import Gateway, Route, TokenSource
+from loom_proxy.gateway_address import explained_by, kept_way_to, way_to
 from loom_proxy.running_cluster import find_running, path_beside
 
 V = TypeVar("V")
@@ -360,7 +361,19 @@ class GatewayChoice:
 
     def weaver_address(self, timeout: float) -> str:
         """Return the value of ``LOOM_WEAVER`` for processes that report to the weaver behind the gateway."""
-        return str(Gateway(self.url, self.token, timeout, self.ca, self.insecure).ask("address"))
+        way = way_to(self.url)
+        try:
+            with explained_by(way):
+                token = self.token or (None if way is None else way.token)
+                return str(Gateway(way or self.url, token, timeout, self.ca, self.insecure).ask("address"))
+        finally:
+            if way is not None:
+                way.close()
+
+    def kept(self) -> tuple[str | Route, TokenSource]:
+        """Return the URL, or a way that is kept until this process ends; and the token to show."""
+        way = kept_way_to(self.url)
+        return (self.url, self.token) if way is None else (way, self.token or way.token)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

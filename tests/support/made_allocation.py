@@ -18,6 +18,7 @@ _COMMANDS = {
 # A stand-in for Slurm's squeue: it prints the file beside it.
 case "$*" in *--version*) echo slurm 22.05.8; exit;; esac
 cat "${0%/*}/queue"
+: >"${0%/*}/asked"
 """,
     "sbatch": """\
 #!/bin/sh
@@ -64,6 +65,11 @@ class MadeAllocation:
         """The ids of the jobs that were cancelled."""
         file = self._bin / "cancelled"
         return file.read_text().split() if file.exists() else []
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether Slurm was asked for the job."""
+        return (self._bin / "asked").exists()
 
     @property
     def _bin(self) -> Path:

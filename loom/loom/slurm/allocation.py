@@ -57,7 +57,8 @@ grep -qx -- "$2" "$1" 2>/dev/null || printf '%s\\n' "$2" >>"$1"
 _CLAIM = 'if [ -d "$2" ]; then exit 0; fi; mv -T -- "$1" "$2" 2>/dev/null || [ -d "$2" ]'
 
 _LIST = f"""
-cd -- "$1" 2>/dev/null || exit 0
+[ -e "$1" ] || exit 0
+cd -- "$1" || exit 1
 for ids in */{JOBS}; do
     [ -f "$ids" ] || continue
     folder=${{ids%/*}}
@@ -334,8 +335,14 @@ def root_of(login: Login) -> str:
 
 
 def _entries(login: Login) -> list[tuple[str, list[int], list[int]]]:
-    lines = login.run(["sh", "-c", _LIST, "sh", root_of(login)]).stdout.splitlines()
-    split = (line.split("\t") for line in lines)
+    root = root_of(login)
+    done = login.run(["sh", "-c", _LIST, "sh", root])
+    if done.code:
+        raise AllocationFailed(
+            f"cannot look for allocations in {root} on {login.name}: {done.said}. LOOM_SLURM_FOLDER there names "
+            "the folder of yours"
+        )
+    split = (line.split("\t") for line in done.stdout.splitlines())
     return [
         (name, _numbers(ids), _numbers(grown))
         for name, ids, grown in split

@@ -34,8 +34,8 @@ class KubeAddress(NamedTuple):
         place = "" if self.port == GATEWAY_PORT and not self.path else f":{self.port}{self.path}"
         return f"kube://{self.namespace}/{self.resource.removeprefix('svc/')}{place}"
 
-    def open(self) -> PortForward:
-        """Forward a port to the gateway."""
+    def open(self, timeout: float = 0.0) -> PortForward:
+        """Forward a port to the gateway, which is not waited for."""
         return PortForward(self)
 
 

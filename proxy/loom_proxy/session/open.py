@@ -8,14 +8,22 @@ import secrets
 import time
 from dataclasses import replace
 
-from loom.errors import ConnectionLost, LoomError, ProtocolMismatch, SessionInUse, WorkersSilent, WrongArguments
-from loom.rest_client import TokenSource, normalise_url, safe_url
+from loom.errors import (
+    ConnectionLost,
+    GatewayUnreachable,
+    LoomError,
+    ProtocolMismatch,
+    SessionInUse,
+    WorkersSilent,
+    WrongArguments,
+)
+from loom.rest_client import ForwardedRoute, TokenSource, normalise_url, safe_url
 from loom.tracing.spans import recorder
 from loom.wire.handshake import MODES, Hello
 from loom.wire.plain import plain
 from loom_proxy.contexts import choose_gateway
 from loom_proxy.futures.timing import check_timeout
-from loom_proxy.gateway_address import explained_by, way_to
+from loom_proxy.gateway_address import NO_ANSWER, way_to
 from loom_proxy.job import Job
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.spans import correct_clock
@@ -63,7 +71,7 @@ def connect(
         take_over: disconnect the session's client, if it has one; that client's error says so.
         persist: keep the session without a client until it is closed, not only for the gateway's linger time.
         timeout: seconds to wait for the gateway to accept the connection, and to try again if the connection is cut
-            before the session is open.
+            before the session is open; and to wait for an allocation of Slurm that is in the queue, or starts.
         reconnect_timeout: seconds of attempts to reconnect before the session counts as lost; None for as long as
             the session can live, which is without end unless the gateway has ``--session-max``.
         ca: file with the certificate (PEM) of the authority that vouches for the gateway, if that is your own;
@@ -103,22 +111,38 @@ def connect(
     hello = Hello(client=CLIENT, session=session, persist=persist, mode=mode, take_over=take_over)
     chosen = choose_gateway(url, token, ca, insecure)
     with chosen.explained():
-        forward = way_to(chosen.url)
+        until = time.monotonic() + timeout
+        forward = way_to(chosen.url, timeout)
         if forward is None:
             gateway = safe_url(chosen.url, chosen.insecure)
             return _open_job(
                 Address(gateway, chosen.token, reconnect_timeout, chosen.ca, transport), hello, timeout
             )
         try:
-            with explained_by(forward):
-                gateway = normalise_url(forward.url)
-                shown = chosen.token or forward.token
-                job = _open_job(Address(gateway, shown, reconnect_timeout, chosen.ca, transport), hello, timeout)
+            shown = chosen.token or forward.token
+            address = Address(forward.url, shown, reconnect_timeout, chosen.ca, transport)
+            job = _open_by(forward, address, hello, timeout, until)
         except BaseException:
             forward.close()
             raise
         job._reach_by(forward)
         return job
+
+
+def _open_by(way: ForwardedRoute, address: Address, hello: Hello, timeout: float, until: float) -> Job:
+    """Open a session or attach to one by a way; again, until a time, while its gateway is known to come."""
+    comes = False
+    for delay in RECONNECT:
+        time.sleep(delay)
+        try:
+            return _open_job(address._replace(url=normalise_url(way.url)), hello, timeout)
+        except NO_ANSWER as error:
+            why = way.why_not()
+            comes = isinstance(why, GatewayUnreachable) or (comes and why is None)
+            if not comes or time.monotonic() > until:
+                raise why or error from error
+            way.renew()
+    raise AssertionError("unreachable")
 
 
 def _open_job(address: Address, hello: Hello, timeout: float) -> Job:

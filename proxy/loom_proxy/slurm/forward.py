@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from loom.errors import AllocationFailed, GatewayUnreachable, LoomError, Unavailable
 from loom.mutual_auth.over_http import note_forwarded
+from loom.process.backoff import Backoff
 from loom.process.listen import bracketed, free_ports
 from loom.process.threads import start_thread
 from loom.slurm.address import SlurmAddress, parse_slurm_address
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 HEARD_WITHIN = 1.0
 """Seconds within which ssh has said why it does not pass on a connection that it has closed."""
 
+COMES_WITHIN = Backoff(0.5, 5.0)
+"""Seconds between two looks for a gateway that is to come."""
+
 LOOK_EVERY = 30.0
 """Seconds between two looks at whether an allocation has ended whose gateway does not answer."""
 
@@ -43,8 +47,11 @@ class GatewayInSlurm(NamedTuple):
 
     address: SlurmAddress
 
-    def open(self) -> DirectRoute | SlurmForward:
+    def open(self, timeout: float = 0.0) -> DirectRoute | SlurmForward:
         """Return the way to the gateway, with its token.
+
+        Args:
+            timeout: seconds to wait for the gateway of an allocation that waits in the queue, or starts.
 
         Raises:
             UnknownAllocation: this user has no allocation of the name.
@@ -54,8 +61,8 @@ class GatewayInSlurm(NamedTuple):
             MissingDependency: there is no ssh on this machine.
         """
         if self.address.login is None:
-            return DirectRoute(self.address)
-        return SlurmForward(self.address, SshLogin(self.address.login))
+            return DirectRoute(self.address, timeout)
+        return SlurmForward(self.address, SshLogin(self.address.login), timeout)
 
 
 def gateway_in_slurm(url: str) -> GatewayInSlurm:
@@ -66,14 +73,14 @@ def gateway_in_slurm(url: str) -> GatewayInSlurm:
 class DirectRoute:
     """The way to the gateway of an allocation from within its cluster."""
 
-    def __init__(self, address: SlurmAddress) -> None:
+    def __init__(self, address: SlurmAddress, timeout: float) -> None:
         self.name = str(address)
         self._over: LoomError | None = None
         self._allocation = Allocation.find(LocalLogin(), address.name)
         self.token = self._allocation.token()
         self._end = AllocationEnd(self._allocation)
         self.url = ""
-        self._lead_to(_first_gateway(self._allocation))
+        self._lead_to(_first_gateway(self._allocation, timeout))
 
     def renew(self) -> None:
         """Look where the gateway is now, because it does not answer.
@@ -108,8 +115,9 @@ class DirectRoute:
 class SlurmForward(ForwardedPort):
     """A port of this machine that leads to the gateway of an allocation, by ssh to a login node."""
 
-    def __init__(self, address: SlurmAddress, login: SshLogin) -> None:
+    def __init__(self, address: SlurmAddress, login: SshLogin, timeout: float) -> None:
         self._login = login
+        self._timeout = timeout
         self._prohibited = threading.Event()
         """Set when the login node is found to forward no ports."""
         self._forwarded: tuple[int, str, int] | None = None
@@ -142,7 +150,7 @@ class SlurmForward(ForwardedPort):
         self._login.close()
 
     def _command(self, port: int) -> Sequence[str]:
-        facts = self._allocation.gateway() if self.starts else _first_gateway(self._allocation)
+        facts = self._allocation.gateway() if self.starts else _first_gateway(self._allocation, self._timeout)
         if facts is None:
             raise GatewayUnreachable(f"the gateway of {self.name} has not come back yet")
         self._forwarded = port or free_ports(1)[0], facts.host, facts.port
@@ -186,11 +194,17 @@ class AllocationEnd:
             self._look_from = time.monotonic() + LOOK_EVERY
 
 
-def _first_gateway(allocation: Allocation) -> GatewayFacts:
-    facts = allocation.gateway()
-    if facts is None:
-        raise _error_for(allocation, allocation.job())
-    return facts
+def _first_gateway(allocation: Allocation, timeout: float) -> GatewayFacts:
+    """Return where the gateway is, after some seconds if it is to come."""
+    until = time.monotonic() + timeout
+    for pause in COMES_WITHIN:
+        if (facts := allocation.gateway()) is not None:
+            return facts
+        error = _error_for(allocation, allocation.job())
+        if isinstance(error, AllocationFailed) or time.monotonic() + pause > until:
+            raise error
+        time.sleep(pause)
+    raise AssertionError("the pauses never end")
 
 
 def _why_not(allocation: Allocation) -> LoomError | None:

@@ -237,8 +237,8 @@ def runs(
     from loom_proxy.contexts import choose_gateway
 
     to = choose_gateway(url, token)
-    weaver = WeaverProxy(to.url, to.token, to.ca, insecure=to.insecure, user=user)
     with to.explained():
+        weaver = WeaverProxy(*to.kept(), to.ca, insecure=to.insecure, user=user)
         return weaver.runs(
             run, state=state, tag=tag, since=since, until=until, archived=archived, sort=sort, limit=limit
         )
@@ -256,4 +256,4 @@ def alerts(*, url: str | None = None, token: TokenSource = None, user: str | Non
 
     to = choose_gateway(url, token)
     with to.explained():
-        return WeaverProxy(to.url, to.token, to.ca, insecure=to.insecure, user=user).alerts()
+        return WeaverProxy(*to.kept(), to.ca, insecure=to.insecure, user=user).alerts()

@@ -11,8 +11,9 @@ import pytest
 
 import loom
 from loom.cli.app import app
-from loom_proxy.contexts import ContextFile, GatewayContext
+from loom_proxy.contexts import ContextFile, GatewayChoice, GatewayContext, Origin
 from loom_proxy.local import LocalCluster
+from tests.support.gateways import await_true
 from tests.support.made_allocation import MadeAllocation
 from tests.support.network.gate import Gate
 from tests.support.sshd import LoginNode, login_node
@@ -80,6 +81,35 @@ def test_within_the_cluster_it_is_reached_without_ssh_and_followed_when_it_moves
             allocation.move_gateway(after.port)
 
             assert job.run(lambda: 2) == 2
+
+
+def test_a_gateway_that_is_to_come_is_waited_for(
+    allocation: MadeAllocation, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has requeued the job, and what a lost node has left names a gateway that does not answer."""
+    allocation.use(monkeypatch)
+    with Gate(port_of(cluster)) as gate:
+        gate.shut()
+        allocation.move_gateway(gate.port)
+        allocation.is_in_queue("PENDING", "BeginTime")
+
+        def start() -> None:
+            await_true(lambda: allocation.is_asked_for)
+            allocation.is_in_queue("RUNNING")
+            allocation.move_gateway(port_of(cluster))
+
+        starting = threading.Thread(target=start)
+        starting.start()
+        with loom.connect("slurm://train") as job:
+            assert job.run(lambda: 1) == 1
+        starting.join()
+
+
+def test_lists_of_runs_take_the_address(allocation: MadeAllocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocation.use(monkeypatch)
+
+    assert list(loom.runs(url="slurm://train")) is not None
+    assert GatewayChoice("slurm://train", None, None, False, Origin.ARGUMENT).weaver_address(BOUND)
 
 
 def test_a_session_whose_allocation_has_ended_says_so(

@@ -31,6 +31,7 @@ class StandIn:
 
     def __init__(self, address: KubeAddress) -> None:
         self.name = str(address)
+        self.token = None
         self.closed = False
         self.opened.append(self)
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -38,6 +39,9 @@ class StandIn:
 
     def renew(self) -> None:
         pass
+
+    def why_not(self) -> None:
+        return None
 
     def close(self) -> None:
         self.closed = True
