@@ -161,7 +161,12 @@ class Allocation:
         script = batch_script(spec, root, python, ids=JOBS, new=unnamed)
         login.write(f"{root}/{new}/{SPEC}", spec.to_json().encode())
         login.write(f"{root}/{new}/{SCRIPT}", script.encode())
-        job_id = _submitted(slurm, script, spec.name or f"loom{new}", tell)
+        try:
+            job_id = _submitted(slurm, script, spec.name or f"loom{new}", tell)
+        except LoomError:
+            if unnamed:
+                login.run(["rm", "-r", "--", f"{root}/{new}"])
+            raise
         name = spec.name or f"loom-{job_id}"
         if unnamed:
             _shell(login, _CLAIM, f"{root}/{new}", f"{root}/{name}")
@@ -261,16 +266,13 @@ class Allocation:
         living = [job.id for job in self.slurm.jobs(ids=ids) if not job.state.is_over]
         for job_id in sorted(living, reverse=True):
             self.slurm.cancel(job_id)
+        if living:
+            tell(f"{self.name}: waiting for the end of job {', '.join(map(str, living))}")
         until = time.monotonic() + END_TIMEOUT
         left = living
         while left and time.monotonic() < until:
-            left = [
-                job.id
-                for job in self.slurm.jobs(ids=left)
-                if not job.state.is_over or job.state is JobState.COMPLETING
-            ]
+            left = [job.id for job in self.slurm.jobs(ids=left) if not job.state.is_over]
             if left:
-                tell(f"waiting for the end of job {', '.join(map(str, left))}")
                 time.sleep(STARTING_POLL)
         if left:
             raise AllocationFailed(

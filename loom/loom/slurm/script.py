@@ -29,7 +29,7 @@ scontrol show node "$SLURM_JOB_NODELIST" --oneliner |
     sed -n 's/^NodeName=\\([^ ]*\\) .* NodeAddr=\\([^ ]*\\) .*/\\1 \\2/p' >"nodes-$SLURM_JOB_ID"
 if [ "$left" -gt 1 ] && [ ! -s "next-$SLURM_JOB_ID" ]; then
     env -u SLURM_RESTART_COUNT sbatch --parsable --job-name="$name" --dependency="afterany:$SLURM_JOB_ID" \\
-        --chdir="${{SLURM_SUBMIT_DIR:-$HOME}}" script "$name" "$((left - 1))" >"next-$SLURM_JOB_ID" &&
+        --chdir="${{SLURM_SUBMIT_DIR:-$HOME}}" "$folder/script" "$name" "$((left - 1))" >"next-$SLURM_JOB_ID" &&
         cut -d ';' -f 1 "next-$SLURM_JOB_ID" >>{ids}
 fi
 cd "${{SLURM_SUBMIT_DIR:-$HOME}}" 2>/dev/null || cd
