@@ -83,8 +83,10 @@ def up(
 
     Without a name it is loom-JOBID. Ctrl-C while it waits cancels it.
     """
+    from loom.slurm.address import SlurmAddress
     from loom.slurm.allocation import Allocation
     from loom.slurm.spec import AllocationSpec
+    from loom.slurm.ssh import parse_ssh_address
 
     spec = AllocationSpec(
         nodes=nodes,
@@ -113,7 +115,7 @@ def up(
             if isinstance(error, KeyboardInterrupt):
                 raise typer.Exit(1) from None
             raise
-        address = address_of(allocation.name, via)
+        address = str(SlurmAddress(allocation.name, None if via is None else parse_ssh_address(via)))
         _tell(f'join it: job = loom.connect("{address}")    end it: loom slurm down {_words(allocation.name, via)}')
     say(address)
 
@@ -211,11 +213,6 @@ def grow(
         )
         job_id = allocation.grow(int(more), spec, _tell)
     say(f"{name}: submitted job {job_id} with {counted(int(more), 'further node')}; `loom status` shows its hosts")
-
-
-def address_of(name: str, via: str | None) -> str:
-    """Return the address by which `loom.connect` finds an allocation from this machine."""
-    return f"slurm://{name}" if via is None else f"slurm://{via.removeprefix('ssh://')}/{name}"
 
 
 def _words(name: str, via: str | None) -> str:

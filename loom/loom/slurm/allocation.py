@@ -14,7 +14,7 @@ from loom.errors import AllocationFailed, LoomError, NameTaken, NotFound, Unavai
 from loom.process.backoff import Backoff
 from loom.slurm.folder import GATEWAY, GROWN, JOBS, LOG, SCRIPT, SPEC, STATE, TOKEN, WORKERS, GatewayFacts
 from loom.slurm.login import LocalLogin, Login
-from loom.slurm.queue import JobState, QueuedJob, Slurm, explain
+from loom.slurm.queue import QueuedJob, QueueState, Slurm, explain
 from loom.slurm.script import batch_script
 from loom.slurm.spec import NAME, AllocationSpec, check_name
 from loom.token_file import generate_token
@@ -437,7 +437,7 @@ def progress(name: str, job: QueuedJob | None) -> str:
     """Return what an allocation waits for, by its newest job, in a sentence for its user."""
     if job is None:
         return f"{name}: Slurm does not know its job"
-    if job.state is JobState.CONFIGURING:
+    if job.state is QueueState.CONFIGURING:
         return f"{name}: job {job.id} has {job.nodes or 'nodes'}, which are being prepared"
     if not job.state.waits:
         return f"{name}: job {job.id} runs on {job.nodes or 'its nodes'}; the gateway starts"
@@ -450,15 +450,15 @@ def progress(name: str, job: QueuedJob | None) -> str:
 
 def how_it_ended(job: QueuedJob) -> str:
     """Return how a job that is over has ended, as the end of a sentence that begins with the job."""
-    if job.state is JobState.TIMEOUT:
+    if job.state is QueueState.TIMEOUT:
         limit = "" if job.time_limit is None else f" of {job.time_limit:g} s"
         return f"reached its time limit{limit}"
     words = {
-        JobState.CANCELLED: "was cancelled",
-        JobState.COMPLETED: "ended",
-        JobState.FAILED: "failed",
-        JobState.NODE_FAIL: "lost a node",
-        JobState.PREEMPTED: "was preempted",
-        JobState.OUT_OF_MEMORY: "ran out of memory",
+        QueueState.CANCELLED: "was cancelled",
+        QueueState.COMPLETED: "ended",
+        QueueState.FAILED: "failed",
+        QueueState.NODE_FAIL: "lost a node",
+        QueueState.PREEMPTED: "was preempted",
+        QueueState.OUT_OF_MEMORY: "ran out of memory",
     }
     return words.get(job.state, f"ended in the state {job.state.value}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -97,7 +97,9 @@ def published(folder: Path) -> list[PublishedWorker]:
     return sorted(found)
 
 
-def merged(workers: Iterable[PublishedWorker], job: int, restart: int) -> list[PublishedWorker]:
+def merged(
+    workers: Iterable[PublishedWorker], job: int, restart: int, grown: Container[int]
+) -> list[PublishedWorker]:
     """Return the workers of a gateway's job, and after them those of jobs that have grown it.
 
     Those that the same job had before a requeue, and the jobs before it in a chain, are none of them.
@@ -105,7 +107,8 @@ def merged(workers: Iterable[PublishedWorker], job: int, restart: int) -> list[P
     Args:
         job: the gateway's job.
         restart: how often it was requeued.
+        grown: the ids of the jobs that have grown it.
     """
     own = [worker for worker in workers if worker.key[:2] == (job, restart)]
-    others = [worker for worker in workers if worker.key.job != job]
+    others = [worker for worker in workers if worker.key.job != job and worker.key.job in grown]
     return own + others

@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        node = Node(options.folder, os.environ, leads=not options.grown and os.environ.get("SLURM_NODEID") == "0")
+        leads = not options.grown and os.environ.get("SLURM_NODEID") == "0"
+        node = AllocationNode(options.folder, os.environ, leads=leads)
         signal.signal(signal.SIGTERM, node.on_sigterm)
         signal.signal(signal.SIGINT, node.on_sigterm)
         adopt_orphans()
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(report(error))
 
 
-class Node:
+class AllocationNode:
     """A node of an allocation.
 
     Args:
@@ -141,8 +142,7 @@ class Node:
         logger.info("node %s at %s: job %d, restart %d", self._name, self.address, self._job, self._restart)
         threading.Thread(target=keep_going, args=("heed signals", self._heed), daemon=True).start()
         if self._leads:
-            for stale in (GATEWAY, FAILED, WORKER_FILE):
-                (self._folder / stale).unlink(missing_ok=True)
+            self._remove_stale()
             gateway = SupervisedPart("the gateway", self._gateway_command, self._environment, self._fail)
             self._parts.append(gateway)
         if not self._spec.gateway_only or not self._leads:
@@ -161,6 +161,15 @@ class Node:
             self._end()
         if self._failure is not None:
             raise self._failure
+
+    def _remove_stale(self) -> None:
+        """Remove what was left by a gateway before this one, and by workers that Slurm has lost."""
+        for name in (GATEWAY, FAILED, WORKER_FILE):
+            (self._folder / name).unlink(missing_ok=True)
+        here = set(merged(published(self._folder), self._job, self._restart, _ids(self._folder / GROWN)))
+        for worker in published(self._folder):
+            if worker not in here or (worker.key.job != self._job and why_unreachable(worker)):
+                (self._folder / WORKERS / str(worker.key)).unlink(missing_ok=True)
 
     def _heed(self) -> None:
         os.read(self._woken, 1)
@@ -200,12 +209,10 @@ class Node:
         until = time.monotonic() + WORKERS_TIMEOUT
         listed: list[PublishedWorker] | None = None
         while not self._ends_soon(LOOK_EVERY[listed is not None]):
-            found = merged(published(self._folder), self._job, self._restart)
+            grown = _ids(self._folder / GROWN)
+            found = merged(published(self._folder), self._job, self._restart, grown)
             own = sum(worker.key.job == self._job for worker in found)
             complete = own >= expected or time.monotonic() > until
-            if listed is None and complete:
-                # Those of other jobs may be of nodes that Slurm has lost since.
-                found = [one for one in found if one.key.job == self._job or why_unreachable(one) is None]
             if complete and found != listed:
                 self._list(found)
                 if listed is None:

@@ -53,7 +53,7 @@ _NO_ACCOUNTING = re.compile("accounting storage is disabled", re.IGNORECASE)
 _NEVER = ("", "N/A", "Unknown", "None", "NONE", "(null)")
 
 
-class JobState(str, Enum):
+class QueueState(str, Enum):
     """The state of a job, in Slurm's words."""
 
     PENDING = "PENDING"
@@ -94,7 +94,7 @@ class JobState(str, Enum):
         return self in _OVER
 
     @classmethod
-    def read(cls, given: object) -> JobState:
+    def read(cls, given: object) -> QueueState:
         """Return the state in a field of Slurm's: a word, or since 23.11 a list of a state and its flags."""
         words = [str(word).split(" ")[0].rstrip("+") for word in given] if isinstance(given, list) else []
         words = words or [str(given).split(" ")[0].rstrip("+")]  # as in "CANCELLED by 1000"
@@ -106,12 +106,14 @@ class JobState(str, Enum):
 
 
 _WAITING = frozenset(
-    (JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_FED, JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT)
-    + (JobState.RESV_DEL_HOLD,)
+    map(QueueState, ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"))
 )
 _OVER = frozenset(
-    (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED, JobState.TIMEOUT, JobState.NODE_FAIL)
-    + (JobState.PREEMPTED, JobState.BOOT_FAIL, JobState.DEADLINE, JobState.OUT_OF_MEMORY, JobState.REVOKED)
+    map(
+        QueueState,
+        ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE")
+        + ("OUT_OF_MEMORY", "REVOKED"),
+    )
 )
 
 
@@ -121,7 +123,7 @@ class QueuedJob:
 
     id: int
     name: str
-    state: JobState
+    state: QueueState
     user: str = ""
     partition: str = ""
     account: str = ""
@@ -312,7 +314,7 @@ def _read_job(job: Mapping[str, Any]) -> QueuedJob:
     return QueuedJob(
         id=int(job["job_id"]),
         name=str(job.get("name", "")),
-        state=JobState.read(state["current"] if isinstance(state, dict) else state),
+        state=QueueState.read(state["current"] if isinstance(state, dict) else state),
         user=str(job.get("user") or job.get("user_name") or ""),
         partition=str(job.get("partition") or ""),
         account=str(job.get("account") or ""),
@@ -352,7 +354,7 @@ def read_table(text: str) -> list[QueuedJob]:
             QueuedJob(
                 id=int(number),
                 name=name,
-                state=JobState.read(state),
+                state=QueueState.read(state),
                 user=user,
                 partition=partition,
                 account="" if account in _NEVER else account,

@@ -9,7 +9,7 @@ import pytest
 
 import loom
 from loom.slurm.login import NO_SUCH_COMMAND, CompletedCommand, Login
-from loom.slurm.queue import JobState, QueuedJob, Slurm, explain, read_duration, read_jobs, read_table
+from loom.slurm.queue import QueuedJob, QueueState, Slurm, explain, read_duration, read_jobs, read_table
 
 OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -75,13 +75,13 @@ def test_the_json_of_every_version_has_the_same_jobs(version: str) -> None:
 @pytest.mark.parametrize(
     ("version", "number", "state"),
     [
-        ("23.11", 6, JobState.PENDING),
-        ("23.11", 10, JobState.COMPLETING),
-        ("25.05", 2, JobState.CONFIGURING),
-        ("25.05", 6, JobState.UNKNOWN),
+        ("23.11", 6, QueueState.PENDING),
+        ("23.11", 10, QueueState.COMPLETING),
+        ("25.05", 2, QueueState.CONFIGURING),
+        ("25.05", 6, QueueState.UNKNOWN),
     ],
 )
-def test_a_state_with_flags_is_the_one_that_matters(version: str, number: int, state: JobState) -> None:
+def test_a_state_with_flags_is_the_one_that_matters(version: str, number: int, state: QueueState) -> None:
     assert by_id(read_jobs(output(f"squeue-{version}.json")))[number].state is state
 
 
@@ -91,10 +91,11 @@ def test_a_job_without_a_limit_has_none() -> None:
 
 def test_accounting_is_read_in_each_form() -> None:
     past = by_id(read_table(output("sacct-22.05.txt")))
-    assert [past[number].state for number in (2, 3, 4)] == [JobState.CANCELLED, JobState.COMPLETED, JobState.FAILED]
+    assert [past[number].state.value for number in (2, 3, 4)] == ["CANCELLED", "COMPLETED", "FAILED"]
     assert (past[3].time_limit, past[4].start, past[4].nodes) == (None, None, "")
-    assert read_jobs(output("sacct-23.02.json"))[0].state is JobState.TIMEOUT
-    assert [job.state for job in read_jobs(output("sacct-23.11.json"))] == [JobState.COMPLETED, JobState.NODE_FAIL]
+    assert read_jobs(output("sacct-23.02.json"))[0].state is QueueState.TIMEOUT
+    past_jobs = read_jobs(output("sacct-23.11.json"))
+    assert [job.state.value for job in past_jobs] == ["COMPLETED", "NODE_FAIL"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""What is asked of Slurm, and the batch script of an allocation."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+import loom
+from loom.slurm.script import batch_script
+from loom.slurm.spec import AllocationSpec
+
+
+def script_of(spec: AllocationSpec, **options: Any) -> str:
+    return batch_script(spec, "/home/ada/.loom/slurm", "/home/ada/venv/bin/python", ids="job", **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"nodes": 0}, "1 node at least"),
+        ({"nodes": 2, "gateway_only": True}, "has one node"),
+        ({"chain": 0}, "1 allocation at least"),
+        ({"name": "a b"}, "no name for an allocation"),
+        ({"name": "../mine"}, "no name for an allocation"),
+        ({"name": "loom-7"}, "gives itself"),
+        ({"venv": "v", "container": "c"}, "give one"),
+        ({"time_limit": "soon"}, "'soon' is no time limit"),
+        ({"time_limit": "1"}, "the notice of 120 s comes before a time limit of 60 s has begun"),
+        ({"options": ("--job-name=x",)}, "use --name"),
+        ({"options": ("-o", "file")}, "Loom gives it itself"),
+    ],
+)
+def test_an_impossible_allocation_is_refused_before_slurm_is_asked(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(loom.WrongArguments, match=words):
+        AllocationSpec(**wrong)
+
+
+def test_an_allocations_folder_keeps_what_was_asked_for() -> None:
+    spec = AllocationSpec(nodes=2, time_limit="1-0", options=("--exclusive",))
+    newer = spec.to_json().replace("{", '{"of_a_newer_loom": 1,', 1)
+    assert AllocationSpec.from_json(newer) == spec
+
+
+def test_options_are_lines_of_the_script_that_no_shell_changes() -> None:
+    spec = AllocationSpec(nodes=2, name="mine", gpus_per_node="8", options=("--constraint=[a|b c]",))
+    lines = script_of(spec).splitlines()
+    assert "#SBATCH --nodes=2" in lines
+    assert "#SBATCH --gpus-per-node=8" in lines
+    assert "#SBATCH '--constraint=[a|b c]'" in lines
+    assert "#SBATCH --signal=TERM@120" in lines
+    assert lines[0] == "#!/bin/sh"
+
+
+@pytest.mark.parametrize(
+    ("spec", "launched"),
+    [
+        (AllocationSpec(name="a"), "/home/ada/venv/bin/python -c"),
+        (
+            AllocationSpec(name="a", container="/loom.sif"),
+            'apptainer exec --nv --bind "$root" /loom.sif',
+        ),
+        (AllocationSpec(name="a", container="docker://lab/loom:1"), "apptainer exec --nv"),
+        (AllocationSpec(name="a", container="lab#loom:1"), "--container-image='lab#loom:1'"),
+    ],
+)
+def test_python_comes_from_the_environment_or_the_image(spec: AllocationSpec, launched: str) -> None:
+    assert launched in script_of(spec)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        script_of(AllocationSpec(name="mine", chain=5)),
+        script_of(AllocationSpec(), new=".new-1"),
+        script_of(AllocationSpec(name="a", container="it's an image"), arguments=" --grown"),
+    ],
+)
+def test_the_script_is_one_of_sh(script: str) -> None:
+    subprocess.run(["sh", "-n"], input=script.encode(), check=True)
