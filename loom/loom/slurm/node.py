@@ -2,9 +2,9 @@
 
 The batch script starts `main` once a node, by ``srun``. A worker or a gateway that ends is started again.
 Before the time limit the script writes a notice, also when it gets SIGUSR1: then the worker lets training
-processes save their state, the gateway takes no new sessions, and the node ends when its worker has.
-``scancel``, a requeue and most preemptions give no notice: Slurm sends SIGTERM to every process, and actors end
-by it at once.
+processes save their state, the gateway takes no new sessions, and the node ends when its worker has. So it is with
+SIGTERM, which comes from ``scancel``, a requeue and a preemption, where Slurm follows processes by cgroups and
+signals only this one. With ``proctrack/linuxproc`` every process of the step gets the signal, and actors end by it.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class AllocationNode:
 
     def _heed(self) -> None:
         os.read(self._woken, 1)
-        logger.info("SIGTERM")
+        logger.info("SIGTERM: what trains here has %g s to save its state", self._grace)
         self._ending.set()
 
     def _ends_soon(self, seconds: float) -> bool:

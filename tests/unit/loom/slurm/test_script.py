@@ -49,7 +49,7 @@ def test_options_are_lines_of_the_script_that_no_shell_changes() -> None:
     assert "#SBATCH --nodes=2" in lines
     assert "#SBATCH --gpus-per-node=8" in lines
     assert "#SBATCH '--constraint=[a|b c]'" in lines
-    assert "#SBATCH --signal=TERM@120" in lines
+    assert "#SBATCH --signal=B:USR1@120" in lines
     assert lines[0] == "#!/bin/sh"
 
 
