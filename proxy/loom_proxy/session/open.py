@@ -140,7 +140,9 @@ def _open_by(way: ForwardedRoute, address: Address, hello: Hello, timeout: float
             why = way.why_not()
             comes = isinstance(why, GatewayUnreachable) or (comes and why is None)
             if not comes or time.monotonic() > until:
-                raise why or error from error
+                if why is None:
+                    raise
+                raise why from error
             way.renew()
     raise AssertionError("unreachable")
 

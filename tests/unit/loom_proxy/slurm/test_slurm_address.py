@@ -75,8 +75,9 @@ def test_a_gateway_that_does_not_answer_and_whose_job_waits_again_is_told(alloca
 def test_a_gateway_of_a_job_that_runs_and_does_not_answer_is_told_with_its_address(
     allocation: MadeAllocation,
 ) -> None:
-    with pytest.raises(loom.GatewayUnreachable, match="no gateway at"):
+    with pytest.raises(loom.GatewayUnreachable, match="no gateway at") as raised:
         loom.connect("slurm://train")
+    assert raised.value.__cause__ is not raised.value
 
 
 def test_a_machine_without_slurm_tells_what_a_login_node_is(
