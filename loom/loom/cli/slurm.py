@@ -110,7 +110,7 @@ def up(
             allocation.wait(_tell)
         except BaseException as error:
             with contextlib.suppress(LoomError):
-                if ended := allocation.end():
+                if ended := allocation.cancel():
                     _tell(f"{allocation.name}: job {', '.join(map(str, ended))} cancelled")
             if isinstance(error, KeyboardInterrupt):
                 raise typer.Exit(1) from None

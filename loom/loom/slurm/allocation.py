@@ -260,26 +260,52 @@ class Allocation:
             time.sleep(pause)
 
     def end(self, tell: Tell = lambda text: None) -> list[int]:
-        """Cancel its jobs, successors first, and wait until they have ended; return the ids of those that lived."""
-        self._job_ids = _numbers(self._read(JOBS) or "") or self._job_ids
-        ids = self._job_ids + _numbers(self._read(GROWN) or "")
-        living = [job.id for job in self.slurm.jobs(ids=ids) if not job.state.is_over]
-        for job_id in sorted(living, reverse=True):
+        """End its jobs, successors first, and wait until they have ended; return the ids of those that lived.
+
+        What trains there has the allocation's notice to save its state, and is cancelled then.
+        """
+        living = self._living()
+        notice = self.spec().notice
+        for job in living:
+            if notice and job.state is QueueState.RUNNING:
+                self.slurm.signal_script(job.id, "USR1")
+            else:
+                self.slurm.cancel(job.id)
+        ids = [job.id for job in living]
+        if ids:
+            tell(f"{self.name}: waiting for the end of job {', '.join(map(str, ids))}")
+        self._wait_for_end(ids, notice)
+        self.cancel()
+        return ids
+
+    def cancel(self) -> list[int]:
+        """Cancel its jobs at once, and wait until they have ended; return the ids of those that lived."""
+        ids = [job.id for job in self._living()]
+        for job_id in ids:
             self.slurm.cancel(job_id)
-        if living:
-            tell(f"{self.name}: waiting for the end of job {', '.join(map(str, living))}")
-        until = time.monotonic() + END_TIMEOUT
-        left = living
-        while left and time.monotonic() < until:
-            left = [job.id for job in self.slurm.jobs(ids=left) if not job.state.is_over]
-            if left:
-                time.sleep(STARTING_POLL)
-        if left:
+        if left := self._wait_for_end(ids, END_TIMEOUT):
             raise AllocationFailed(
                 f"job {', '.join(map(str, left))} of {self.name} does not end, though it was cancelled: see "
                 f"`scontrol show job {left[0]}`"
             )
-        return living
+        return ids
+
+    def _living(self) -> list[QueuedJob]:
+        """Return its jobs that have not ended, the newest first."""
+        self._job_ids = _numbers(self._read(JOBS) or "") or self._job_ids
+        ids = self._job_ids + _numbers(self._read(GROWN) or "")
+        living = [job for job in self.slurm.jobs(ids=ids) if not job.state.is_over]
+        return sorted(living, key=lambda job: job.id, reverse=True)
+
+    def _wait_for_end(self, ids: list[int], timeout: float) -> list[int]:
+        """Wait for so many seconds at most; return the jobs that have not ended."""
+        until = time.monotonic() + timeout
+        while (ids := self._not_over(ids)) and time.monotonic() < until:
+            time.sleep(STARTING_POLL)
+        return ids
+
+    def _not_over(self, ids: list[int]) -> list[int]:
+        return [job.id for job in self.slurm.jobs(ids=ids) if not job.state.is_over] if ids else []
 
     def last_lines(self, lines: int, node: str | None = None) -> str:
         """Return the last lines of its logs: of each job's batch script, and of each node or of one."""

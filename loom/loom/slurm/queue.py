@@ -7,6 +7,7 @@ there, and wherever Slurm was built without JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -222,13 +223,15 @@ class Slurm:
             return None
         return next((job for job in reversed(found) if job.id == number), None)
 
-    def cancel(self, number: int, signal: str | None = None) -> None:
-        """Cancel a job, or send its steps a signal. A job that has ended already is no error."""
-        command = ["scancel", *(["--signal", signal] if signal else []), str(number)]
-        try:
-            self._run(command)
-        except _NoSuchJob:
-            return
+    def cancel(self, number: int) -> None:
+        """Cancel a job. One that has ended already is no error."""
+        with contextlib.suppress(_NoSuchJob):
+            self._run(["scancel", str(number)])
+
+    def signal_script(self, number: int, signal: str) -> None:
+        """Send a signal to a job's batch script, and to no other process. A job that has ended is no error."""
+        with contextlib.suppress(_NoSuchJob):
+            self._run(["scancel", "--batch", "--signal", signal, str(number)])
 
     def rename(self, number: int, name: str) -> None:
         """Give a job another name."""

@@ -31,6 +31,9 @@ class FakeSlurm(Slurm):
         self.away = 0
         """The number of next commands that fail."""
         self.looks: list[str] = []
+        self.signalled: list[tuple[int, str]] = []
+        self.deaf: set[int] = set()
+        """The jobs whose script does not end by a signal."""
 
     def version(self) -> tuple[int, ...]:
         return 22, 5, 8
@@ -59,8 +62,13 @@ class FakeSlurm(Slurm):
     def accounting(self, number: int) -> QueuedJob | None:
         return None
 
-    def cancel(self, number: int, signal: str | None = None) -> None:
+    def cancel(self, number: int) -> None:
         self.put(number, state=QueueState.CANCELLED)
+
+    def signal_script(self, number: int, signal: str) -> None:
+        self.signalled.append((number, signal))
+        if number not in self.deaf:
+            self.put(number, state=QueueState.COMPLETED)
 
     def rename(self, number: int, name: str) -> None:
         self.put(number, name=name)
@@ -248,6 +256,17 @@ def test_the_end_takes_the_rest_of_the_chain_and_what_has_grown(slurm: FakeSlurm
     assert " --grown" in slurm.scripts[-1]
     assert sorted(allocation.end()) == [1, 2, 3]
     assert all(job.state is QueueState.CANCELLED for job in slurm.queue.values())
+
+
+def test_the_end_gives_notice_to_what_runs_and_cancels_what_goes_on(slurm: FakeSlurm, root: Path) -> None:
+    allocation = Allocation.submit(slurm, replace(SPEC, notice=0.01))
+    (root / "mine" / "job").write_text("1\n2\n")
+    slurm.put(1, state=QueueState.RUNNING)
+    slurm.put(2, state=QueueState.RUNNING)
+    slurm.deaf = {2}
+    assert allocation.end() == [2, 1]
+    assert slurm.signalled == [(2, "USR1"), (1, "USR1")]
+    assert [slurm.queue[number].state for number in (1, 2)] == [QueueState.COMPLETED, QueueState.CANCELLED]
 
 
 def test_the_list_has_all_with_what_slurm_says(slurm: FakeSlurm) -> None:
