@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -32,19 +31,6 @@ with SlurmCluster(Path(sys.argv[1]), nodes=1) as cluster:
     print(*(one.pid for host in cluster.hosts.values() for one in host.processes()), flush=True)
     signal.pause()
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(autouse=True)
-def no_jobs_left(cluster: SlurmCluster) -> Iterator[None]:
-    """What a test that fails leaves is not for the next one."""
-    yield
-    cluster.cancel_all()
 
 
 def submit(cluster: SlurmCluster, script: str, *options: str) -> str:
