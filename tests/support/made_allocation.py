@@ -29,9 +29,12 @@ echo 18
 """,
     "scancel": """\
 #!/bin/sh
-# A stand-in for Slurm's scancel: the job is over in the file beside it.
-echo "$1" >>"${0%/*}/cancelled"
-sed -i "s/^$1|[A-Z]*|/$1|CANCELLED|/" "${0%/*}/queue"
+# A stand-in for Slurm's scancel: the job is over in the file beside it, also by a signal to its script.
+state=CANCELLED
+[ "$1" = --batch ] && state=COMPLETED
+for id; do :; done
+echo "$id" >>"${0%/*}/cancelled"
+sed -i "s/^$id|[A-Z]*|/$id|$state|/" "${0%/*}/queue"
 """,
 }
 

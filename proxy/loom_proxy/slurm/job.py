@@ -151,7 +151,8 @@ class SlurmJob(LaunchedJob):
             except BaseException as error:
                 self._close_session()
                 if self._launched:
-                    self._end(allocation)
+                    allocation.cancel()  # nothing trains there yet
+                    self._launched = False
                 if isinstance(error, TimeoutError) and not isinstance(error, LoomError):
                     raise WaitTimeout(str(error)) from error
                 raise
@@ -163,14 +164,15 @@ class SlurmJob(LaunchedJob):
         self.synced = [self._job.sync(folder) for folder in self._sync_dirs]
 
     def kill(self) -> None:
-        """End the session and the allocation, with the rest of its chain.
+        """End the session and the allocation, with the rest of its chain. What trains there saves its state first.
 
         Raises:
             AllocationFailed: Slurm does not end it. Call `kill` again.
         """
         self._close_session()
         with self._slurm() as slurm:
-            self._end(Allocation.find(slurm.login, self.name))
+            Allocation.find(slurm.login, self.name).end(self._tell)
+        self._launched = False
 
     def _living(self, slurm: Slurm) -> Allocation | None:
         """Return the allocation of the name if it lives."""
@@ -188,10 +190,6 @@ class SlurmJob(LaunchedJob):
         self._launched = True
         self._tell(f"{allocation.name}: submitted job {allocation.job_id}")
         return allocation
-
-    def _end(self, allocation: Allocation) -> None:
-        allocation.end(self._tell)
-        self._launched = False
 
     def _shown(self) -> Progress:
         """Return a block that shows what Slurm tells."""
