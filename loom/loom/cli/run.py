@@ -165,7 +165,9 @@ def find_weaver(until: float) -> str | None:
 def _by(until: float, work: Callable[[], T]) -> T:
     from loom.process.threads import within
 
-    return within(until - monotonic(), work)
+    if (left := until - monotonic()) <= 0:
+        raise TimeoutError(f"no answer within {STARTS_WITHIN:g} s")
+    return within(left, work)
 
 
 def check_free(weaver: str, group: str, until: float) -> None:

@@ -461,3 +461,8 @@ def test_the_line_that_python_reads_at_its_start(
     )
 
     assert (done.stdout, done.stderr) == (f"{hooked}\n", "")
+
+
+def test_nothing_is_asked_when_the_time_to_ask_is_over(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_weaver(monotonic() - 4) == ""
+    assert "cannot report: no answer within 5 s" in capsys.readouterr().err
