@@ -50,6 +50,7 @@ from loom.slurm.folder import (
     published,
 )
 from loom.slurm.spec import AllocationSpec
+from loom.terminal_text import fit_line
 
 logger = logging.getLogger("loom.slurm")
 
@@ -358,7 +359,7 @@ class SupervisedPart:
             self._ending.wait(BACKOFF.wait(failures - 1))
 
     def _log(self, line: str) -> None:
-        print(f"{self.name}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - this is the node's log
+        print(fit_line(f"{self.name}: {line}"), file=sys.stderr, flush=True)  # noqa: T201 - this is the node's log
 
 
 def own_address(node: str, listed: Path, given: Mapping[str, str]) -> str:
