@@ -15,7 +15,9 @@ OpenSSH are Debian's own, and find their configuration where it always is.
 What Slurm 22.05 does here that matters to who runs something on it:
 
 - There is no accounting: ``sacct`` says so and ends with code 1.
-- Processes are tracked by their parents, not by cgroups: one that becomes a daemon outlives its job.
+- Processes are tracked by control groups, as on real clusters: Slurm's signals go to the tasks of a step, and at
+  its end SIGKILL to whatever is left of it. Without cgroup v1's freezer they are tracked by their parents: each
+  process of a step gets its signals, and a daemon outlives its job. ``tracked_by`` says which.
 - A node whose slurmd is gone counts as down after `NODE_TIMEOUT`, and its jobs are requeued. The tasks on it run on
   until its slurmd comes back.
 - A requeued job waits until the credentials of its former start have expired (`CREDENTIALS_EXPIRE`; two minutes

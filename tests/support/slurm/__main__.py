@@ -26,6 +26,7 @@ def main() -> None:
         SlurmCluster(Path(folder), options.nodes, options.kill_wait) as cluster,
     ):
         print(f"files and logs: {cluster.folder}")
+        print(f"processes:      tracked by {cluster.tracked_by}")
         print(f"homes:          {cluster.homes} (in the cluster), {cluster.laptop_homes} (on the laptop)")
         for name, host in cluster.hosts.items():
             for user in ("root",) if name == "control" else ("ada", "bob") if name == "login" else ("ada",):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 import signal
 import subprocess
 import time
@@ -24,7 +25,7 @@ from tests.support.slurm.configuration import (
     write_slurm,
     write_sshd,
 )
-from tests.support.slurm.host import NAMESPACES, Host, inner
+from tests.support.slurm.host import FREEZER, NAMESPACES, Host, inner, missing_freezer
 
 __all__ = ["SlurmCluster", "SlurmJobRow", "missing"]
 
@@ -139,6 +140,9 @@ class SlurmCluster:
             node: f"{NODES}.{number}" for number, node in enumerate(self.nodes, 1)
         }
         self.hosts: dict[str, Host] = {}
+        self.tracked_by = "linuxproc" if missing_freezer() else "cgroup"
+        """How slurmd knows the processes of a job: by control groups, or else by their parents."""
+        self._groups = f"loom-{secrets.token_hex(4)}"
         self._kill_wait = kill_wait
         self._daemons: dict[str, subprocess.Popen[str]] = {}
         self._open = ExitStack()
@@ -249,7 +253,7 @@ class SlurmCluster:
             for user, uid in USERS.items():
                 (home / user).mkdir(mode=0o700)
                 run("chown", f"{uid}:{uid}", str(home / user))
-        write_slurm(self.folder / "etc", self.nodes, self._kill_wait)
+        write_slurm(self.folder / "etc", self.nodes, self._kill_wait, self.tracked_by)
         write_names(self.folder / "names" / "cluster", self.addresses)
         write_names(self.folder / "names" / "laptop", {"laptop": LAPTOP, "login": LAPTOP_SIDE})
         write_sshd(self.folder / "sshd", "/run/sshd-files")
@@ -286,7 +290,8 @@ class SlurmCluster:
         login.filter(_FIREWALL)
 
     def _make(self, name: str, mounts: Mapping[Path, str]) -> Host:
-        host = Host(name, self.folder / "hosts" / name, mounts)
+        freezer = FREEZER / f"{self._groups}-{name}" if name in self.nodes and self.tracked_by == "cgroup" else None
+        host = Host(name, self.folder / "hosts" / name, mounts, freezer)
         self._open.callback(host.close)
         return host
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.network.netns import run
-from tests.support.slurm.host import PATH
+from tests.support.slurm.host import FREEZER, PATH
 
 __all__ = ["CREDENTIALS_EXPIRE", "NODE_TIMEOUT", "USERS", "write_keys", "write_names", "write_slurm", "write_sshd"]
 
@@ -33,7 +33,7 @@ SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
 SlurmctldLogFile=/run/slurm/log/slurmctld.log
 SlurmdLogFile=/run/slurm/log/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracked_by}
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -58,6 +58,12 @@ PartitionName=urgent Nodes=ALL MaxTime=1-0 DefaultTime=60 PriorityTier=9 Preempt
 PartitionName=closed Nodes=ALL State=DOWN
 """
 
+_CGROUP = """
+CgroupPlugin=cgroup/v1
+CgroupAutomount=no
+CgroupMountpoint={mountpoint}
+"""
+
 _SSHD = """
 ListenAddress 0.0.0.0:22
 HostKey {folder}/host_key
@@ -69,16 +75,22 @@ SetEnv PATH={path} LANG=C.UTF-8
 """
 
 
-def write_slurm(folder: Path, nodes: Sequence[str], kill_wait: int) -> None:
+def write_slurm(folder: Path, nodes: Sequence[str], kill_wait: int, tracked_by: str) -> None:
     """Write Slurm's configuration.
 
     Args:
+        tracked_by: how slurmd knows the processes of a job: ``cgroup`` or ``linuxproc``.
         kill_wait: seconds from SIGTERM to SIGKILL, at a job's end and when it is preempted.
     """
     text = _SLURM.format(
-        nodes=",".join(nodes), kill_wait=kill_wait, node_timeout=NODE_TIMEOUT, expire=CREDENTIALS_EXPIRE
+        nodes=",".join(nodes),
+        kill_wait=kill_wait,
+        node_timeout=NODE_TIMEOUT,
+        expire=CREDENTIALS_EXPIRE,
+        tracked_by=tracked_by,
     )
     (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text(_CGROUP.format(mountpoint=FREEZER.parent))
     gpus = [folder / f"gpu{number}" for number in range(2)]
     for gpu in gpus:
         os.mknod(

@@ -18,18 +18,30 @@ from loom.process.parent_pipe import ParentPipe
 from tests.support.network.netns import run
 from tests.support.paths import ROOT
 
-__all__ = ["Host", "inner"]
+__all__ = ["FREEZER", "Host", "inner", "missing_freezer"]
 
 STARTED_IN_TIME = 30.0
 """Seconds that a host, and a program on it, may take to start."""
 
 NAMESPACES = ("mount", "uts", "ipc", "net", "pid")
 
+FREEZER = Path("/sys/fs/cgroup/freezer")
+"""Where control groups of version 1 are that freeze processes."""
+
 PATH = f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 """The program search path on a host: with this interpreter and the commands of its environment."""
 
 _INIT = ["tini", "--", "sh", "-c", "echo ready; exec cat"]
 """The first process of a host. It ends when its standard input does, and with it all processes of the host."""
+
+_HOLD = """
+group=$1
+shift
+[ -z "$group" ] || mkdir "$group" || exit
+"$@"
+[ -z "$group" ] || exec find "$group" -depth -type d -exec rmdir {} +
+"""
+"""What holds a host: the kernel removes no control group by itself."""
 
 
 class Host:
@@ -42,19 +54,24 @@ class Host:
         folder: for files of the host's own; it is made.
         mounts: folders and files of this machine, and where they appear on the host instead of what is there.
             The interpreter and this checkout stay where they are, and every user can read them.
+        freezer: a control group to make for the host, which takes it for that of all processes; removed after it.
     """
 
-    def __init__(self, name: str, folder: Path, mounts: Mapping[Path, str]) -> None:
+    def __init__(self, name: str, folder: Path, mounts: Mapping[Path, str], freezer: Path | None = None) -> None:
         self.name = name
+        self._freezer = freezer
         self._pipe = ParentPipe()
         for own in ("tmp", "open"):
             (folder / own).mkdir(parents=True, exist_ok=True)
         (folder / "tmp").chmod(0o1777)
+        if freezer is not None:
+            mounts = {**mounts, freezer: str(FREEZER)}
         script = "\n".join(["set -e", *_commands(name, folder, mounts), f"exec {shlex.join(_INIT)}"])
         separate = [f"--{namespace}" for namespace in NAMESPACES]
+        apart = ["unshare", *separate, "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
         try:
             self._process = subprocess.Popen(
-                ["unshare", *separate, "--fork", "--kill-child", "--mount-proc", "sh", "-c", script],
+                ["sh", "-c", _HOLD, "sh", str(freezer or ""), *apart],
                 stdin=self._pipe.child_end,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -65,7 +82,8 @@ class Host:
         assert self._process.stdout
         if self._process.stdout.readline() != "ready\n":
             raise AssertionError(f"the host {name} did not start")
-        (first,) = psutil.Process(self._process.pid).children()
+        (holder,) = psutil.Process(self._process.pid).children()
+        (first,) = holder.children()
         self.pid = first.pid
         """The process id, on this machine, of the first process of the host."""
         self._own = [first, *first.children()]
@@ -142,12 +160,30 @@ class Host:
     def close(self) -> None:
         """Kill all processes of the host, as if its power cord were pulled."""
         self._pipe.close()
+        if self._freezer is not None:
+            for state in self._freezer.glob("**/freezer.state"):
+                with suppress(OSError):  # it is gone, or the first, which cannot be frozen
+                    state.write_text("THAWED")  # what is frozen does not die
         self._process.wait(STARTED_IN_TIME)
         assert self._process.stdout
         self._process.stdout.close()
 
     def _enter(self, namespaces: Sequence[str]) -> list[str]:
         return ["nsenter", f"--target={self.pid}", *[f"--{one}" for one in namespaces], "--"]
+
+
+def missing_freezer() -> str:
+    """Why no control groups can be made here that freeze processes; empty if they can."""
+    group = FREEZER / f"loom-trial-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "freezer.state").write_text("THAWED")
+    except OSError as error:
+        return f"{FREEZER} takes no control groups: {error.strerror}"
+    finally:
+        with suppress(OSError):
+            group.rmdir()
+    return ""
 
 
 def inner(process: subprocess.Popen[Any]) -> psutil.Process:

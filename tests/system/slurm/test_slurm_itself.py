@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,11 @@ from tests.support.needs import skipped_if
 from tests.support.paths import ROOT
 from tests.support.processes import still_there
 from tests.support.slurm import SlurmCluster, missing
+from tests.support.slurm.host import FREEZER, missing_freezer
 
 pytestmark = [skipped_if(missing()), pytest.mark.slow]
+
+LOOMS_GROUP = re.compile(":freezer:/(loom-[^/]+)")
 
 STARTS = """#!/bin/bash
 echo $SLURM_JOB_NODELIST ${SLURM_RESTART_COUNT:-0} >> starts
@@ -24,11 +29,14 @@ exec srun sleep 600
 HOLDS_A_CLUSTER = """
 import signal, sys
 from pathlib import Path
+import psutil
 from tests.support.slurm import SlurmCluster
 with SlurmCluster(Path(sys.argv[1]), nodes=1) as cluster:
     cluster.login(["sbatch", "--wrap=sleep 600"]).check_returncode()
     cluster.wait("a step", lambda: any(one.name() == "sleep" for one in cluster.processes(1)))
-    print(*(one.pid for host in cluster.hosts.values() for one in host.processes()), flush=True)
+    hosts = cluster.hosts.values()
+    holders = [psutil.Process(host.pid).parent().ppid() for host in hosts]
+    print(*holders, *(one.pid for host in hosts for one in host.processes()), flush=True)
     signal.pause()
 """
 
@@ -100,6 +108,27 @@ def test_nothing_is_left_of_a_cluster_whose_process_was_killed(tmp_path: Path) -
     with holder.stdout:
         processes = [psutil.Process(int(pid)) for pid in holder.stdout.readline().split()]
     assert {"slurmctld", "munged", "slurmd", "sshd", "sleep"} <= {process.name() for process in processes}
+    groups = {FREEZER / group for process in processes for group in LOOMS_GROUP.findall(groups_of(process))}
+    assert bool(groups) == (missing_freezer() == "")
     holder.kill()
     holder.wait()
     assert still_there(processes) == []
+    assert not any(group.exists() for group in groups)
+
+
+def groups_of(process: psutil.Process) -> str:
+    return Path(f"/proc/{process.pid}/cgroup").read_text()
+
+
+def test_slurms_signals_reach_the_tasks_and_its_kill_whatever_they_left(cluster: SlurmCluster) -> None:
+    if cluster.tracked_by != "cgroup":
+        pytest.skip(missing_freezer())
+    daemon = 'trap "echo TERM >>daemon" TERM; while :; do sleep 0.1; done'
+    step = f"setsid sh -c '{daemon}' & trap 'echo TERM >>task; exit' TERM; while :; do sleep 0.1; done"
+    job = submit(cluster, f"#!/bin/sh\nsrun sh -c {shlex.quote(step)}\n", "--nodelist=n1")
+    home = cluster.homes / "ada"
+    cluster.wait("a daemon", lambda: sum(one.name() == "sleep" for one in cluster.processes(1)) >= 2)
+    cluster.login(["scancel", job]).check_returncode()
+    cluster.wait_until_idle()
+    assert ((home / "task").read_text(), (home / "daemon").exists()) == ("TERM\n", False)
+    assert still_there(cluster.processes(1), 5.0) == []
