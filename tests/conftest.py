@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ KINDS = ("system", "integration", "unit")
 """Folders of tests. What is in one has a marker of its name; those that take longest begin first."""
 
 
+@functools.cache
 def _kind(path: Path) -> str:
     folder = path.relative_to(Path(__file__).parent).parts[0]
     return folder if folder in KINDS else "integration"
@@ -38,6 +40,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(slow.Recorder(), "slow-recorder")
     if hasattr(config.option, "loadscopereorder"):  # xdist begins with the files that have the most tests
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from the million objects of thousands of tests, which stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
