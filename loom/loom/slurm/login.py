@@ -89,16 +89,25 @@ class Login(ABC):
             )
 
 
+_OF_SITE = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"}
+"""Variables of Slurm's that hold outside of a job, too."""
+
+
 class LocalLogin(Login):
-    """This machine."""
+    """This machine. Its commands do not see the job in which this program may run: ``sbatch`` passes it on."""
 
     name = "this machine"
 
     def run(
         self, command: Sequence[str], *, input: bytes = b"", timeout: float = COMMAND_TIMEOUT
     ) -> CompletedCommand:
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _OF_SITE
+        }
         try:
-            done = subprocess.run(command, input=input, capture_output=True, timeout=timeout, check=False)
+            done = subprocess.run(
+                command, input=input, capture_output=True, timeout=timeout, check=False, env=environment
+            )
         except FileNotFoundError:
             return CompletedCommand(NO_SUCH_COMMAND, "", f"{command[0]}: command not found")
         except subprocess.TimeoutExpired as error:

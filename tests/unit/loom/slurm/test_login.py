@@ -23,6 +23,12 @@ def test_a_missing_command_has_the_code_of_a_shell() -> None:
     assert LOGIN.run(["loom-has-no-such-command"]).code == NO_SUCH_COMMAND
 
 
+def test_a_command_does_not_see_the_job_in_which_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")  # srun in another job's script would ask for them, too
+    monkeypatch.setenv("SLURM_CONF", "/opt/slurm.conf")
+    assert LOGIN.run(["sh", "-c", "env | grep SLURM_"]).stdout == "SLURM_CONF=/opt/slurm.conf\n"
+
+
 def test_a_command_that_takes_too_long_is_named() -> None:
     with pytest.raises(loom.Unavailable, match=r"sleep on this machine did not end within 0\.01 s") as raised:
         LOGIN.run(["sleep", "60"], timeout=0.01)
