@@ -36,7 +36,7 @@ HEARD_WITHIN = 1.0
 COMES_WITHIN = Backoff(0.5, 5.0)
 """Seconds between two looks for a gateway that is to come."""
 
-LOOK_EVERY = 30.0
+LOOK_EVERY = Backoff(2.0, 30.0)
 """Seconds between two looks at whether an allocation has ended whose gateway does not answer."""
 
 _PROHIBITED = re.compile("open failed: (?:administratively prohibited|unknown channel type)")
@@ -178,11 +178,15 @@ class AllocationEnd:
         self._why: str | None = None
         self._lock = threading.Lock()
         self._look_from = 0.0  # the time from which it is looked up again
+        self._waits = iter(LOOK_EVERY)
 
     def known(self) -> str | None:
         """Return why the allocation has ended, as far as this is known now; None if it may live."""
         with self._lock:
-            if self._why is None and time.monotonic() > self._look_from:
+            late = time.monotonic() - self._look_from
+            if self._why is None and late > 0:
+                if late > LOOK_EVERY.most:  # the gateway has answered since
+                    self._waits = iter(LOOK_EVERY)
                 self._look_from = math.inf
                 start_thread(f"look for {self._allocation.name}", self._look)
             return self._why
@@ -191,7 +195,7 @@ class AllocationEnd:
         why = _why_not(self._allocation)
         with self._lock:
             self._why = str(why) if isinstance(why, AllocationFailed) else None
-            self._look_from = time.monotonic() + LOOK_EVERY
+            self._look_from = time.monotonic() + next(self._waits)
 
 
 def _first_gateway(allocation: Allocation, timeout: float) -> GatewayFacts:
