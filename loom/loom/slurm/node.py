@@ -2,9 +2,10 @@
 
 The batch script starts `main` once a node, by ``srun``. A worker or a gateway that ends is started again.
 Before the time limit the script writes a notice, also when it gets SIGUSR1: then the worker lets training
-processes save their state, the gateway takes no new sessions, and the node ends when its worker has. So it is with
-SIGTERM, which comes from ``scancel``, a requeue and a preemption, where Slurm follows processes by cgroups and
-signals only this one. With ``proctrack/linuxproc`` every process of the step gets the signal, and actors end by it.
+processes save their state, the gateway takes no new sessions, and the node ends when its worker has. So it is when
+the step gets SIGUSR1, and with SIGTERM, which comes from ``scancel``, a requeue and a preemption, where Slurm
+follows processes by cgroups and signals only this one. With ``proctrack/linuxproc`` every process of the step gets
+the signal, and actors end by it.
 """
 
 from __future__ import annotations
@@ -94,8 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         leads = not options.grown and os.environ.get("SLURM_NODEID") == "0"
         node = AllocationNode(options.folder, os.environ, leads=leads)
-        signal.signal(signal.SIGTERM, node.on_sigterm)
-        signal.signal(signal.SIGINT, node.on_sigterm)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, node.on_signal)
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            signal.signal(number, lambda *_: None)  # it has no meaning here; if ignored, children would ignore it
         adopt_orphans()
         node.run()
     except LoomError as error:
@@ -130,7 +133,7 @@ class AllocationNode:
         self._gateway_port = 0
         self._parts: list[SupervisedPart] = []
 
-    def on_sigterm(self, number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """End soon. In a handler of a signal, where no lock may be taken."""
         os.write(self._wake, b"\n")
 
@@ -174,7 +177,7 @@ class AllocationNode:
 
     def _heed(self) -> None:
         os.read(self._woken, 1)
-        logger.info("SIGTERM: what trains here has %g s to save its state", self._grace)
+        logger.info("a signal: what trains here has %g s to save its state", self._grace)
         self._ending.set()
 
     def _ends_soon(self, seconds: float) -> bool:

@@ -38,6 +38,7 @@ notice=$folder/{notice}$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 (umask 077 && : >"$notice")
 # The nodes read it. A signal to the step would end each process of it at once, before it has saved its state.
 trap 'echo notice >"$notice"' USR1 TERM
+trap : HUP USR2
 srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap \\
     --cpu-bind=none --mem=0 --output="$folder/log/%N.log" --open-mode=append \\
     {launch} "$folder" &

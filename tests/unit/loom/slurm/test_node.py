@@ -83,7 +83,7 @@ def running() -> Iterator[Callable[[AllocationNode], threading.Thread]]:
     yield run
     for node, thread in started:
         if thread.is_alive():
-            node.on_sigterm(signal.SIGTERM, None)
+            node.on_signal(signal.SIGTERM, None)
             thread.join(20)
             assert not thread.is_alive()
 
@@ -145,7 +145,7 @@ def test_the_end_leaves_neither_worker_nor_gateway(
     node = node_of(folder)
     thread = running(node)
     wait_until(lambda: facts_in(folder))
-    node.on_sigterm(signal.SIGTERM, None)
+    node.on_signal(signal.SIGTERM, None)
     thread.join(20)
     assert not thread.is_alive()
     assert facts_in(folder) is None
@@ -175,7 +175,7 @@ def test_workers_of_a_grown_job_join_and_leave(
     grown = node_of(folder, job=8, leads=False)
     thread = running(grown)
     wait_until(lambda: (folder / "workers.txt").read_text())
-    grown.on_sigterm(signal.SIGTERM, None)
+    grown.on_signal(signal.SIGTERM, None)
     thread.join(20)
     wait_until(lambda: (folder / "workers.txt").read_text() == "")
 
