@@ -161,9 +161,9 @@ class Host:
         """Kill all processes of the host, as if its power cord were pulled."""
         self._pipe.close()
         if self._freezer is not None:
-            for state in self._freezer.glob("**/freezer.state"):
-                with suppress(OSError):  # it is gone, or the first, which cannot be frozen
-                    state.write_text("THAWED")  # what is frozen does not die
+            for group, _, _ in os.walk(self._freezer):  # what is frozen does not die
+                with suppress(OSError):  # it is gone
+                    Path(group, "freezer.state").write_text("THAWED")
         self._process.wait(STARTED_IN_TIME)
         assert self._process.stdout
         self._process.stdout.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.needs import skipped_if
 from tests.support.slurm import SlurmCluster, missing
-from tests.system.slurm.researcher import PROGRAMS, VIA, Researcher, loom, up
+from tests.system.slurm.researcher import PROGRAMS, VIA, Researcher, loom, name_of, up
 
 pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(500)]
 
-LEDGER = PROGRAMS / "ledger.py"
+LEDGER, TRAINING = PROGRAMS / "ledger.py", PROGRAMS / "training.py"
 
 CALLS = 2000
 
@@ -65,6 +67,20 @@ def test_a_session_works_on_while_the_controller_is_down(cluster: SlurmCluster) 
     assert cluster.jobs() == []
 
 
+def test_a_node_that_is_drained_works_until_the_allocation_ends(cluster: SlurmCluster) -> None:
+    address = up(cluster, "--nodes", "2")
+    try:
+        with Researcher(cluster, LEDGER, address, "300") as researcher:
+            researcher.until("answered", number=100)
+            cluster.scontrol("update", "nodename=n2", "state=drain", "reason=maintenance")
+            assert researcher.until("ledger")["numbers"] == list(range(300))
+        assert cluster.node_states()["n2"] == "draining"
+        assert loom(cluster, "slurm", "down", name_of(address)).returncode == 0
+        cluster.wait("a drained node", lambda: cluster.node_states()["n2"] == "drained")
+    finally:
+        cluster.scontrol("update", "nodename=n2", "state=resume")
+
+
 def test_scancel_from_outside_is_told_to_the_program_that_uses_the_allocation(cluster: SlurmCluster) -> None:
     address = up(cluster, "--nodes", "2", "--name", "cancelled", *VIA, host="laptop")
     with Researcher(cluster, LEDGER, address, "1000000", host="laptop") as researcher:
@@ -75,3 +91,63 @@ def test_scancel_from_outside_is_told_to_the_program_that_uses_the_allocation(cl
     assert "cancelled" in told, told
     done = loom(cluster, "slurm", "status", "cancelled")
     assert "cancelled" in done.stdout.lower(), done.stdout + done.stderr
+
+
+def test_the_calls_to_other_nodes_go_on_when_a_node_is_lost(cluster: SlurmCluster) -> None:
+    address = up(cluster, "--nodes", "3")
+    with Researcher(cluster, LEDGER, address, "2000") as researcher:  # its actor is on the first node
+        researcher.until("answered", number=200)
+        cluster.kill_node(3)
+        cluster.wait("a node that is down", lambda: cluster.node_states()["n3"].startswith("down"))
+        assert researcher.until("ledger")["numbers"] == list(range(2000))
+    assert [row.state for row in cluster.jobs()] == ["RUNNING"]
+    assert loom(cluster, "slurm", "down", name_of(address)).returncode == 0
+    cluster.start_node(3)
+
+
+def test_signals_from_users_end_it_with_notice_or_not_at_all(cluster: SlurmCluster) -> None:
+    address = up(cluster, "--nodes", "2")
+    (job,) = cluster.jobs()
+    with Researcher(cluster, LEDGER, address, "500") as researcher:
+        researcher.until("answered", number=100)
+        for name in ("HUP", "USR2", "CONT"):
+            for to in ("", "--batch"):
+                cluster.login(["scancel", *to.split(), f"--signal={name}", job.id]).check_returncode()
+        researcher.until("closed")
+    assert [row.state for row in cluster.jobs()] == ["RUNNING"]
+    cluster.login(["scancel", "--signal=USR1", job.id]).check_returncode()
+    cluster.wait("the end of the job", lambda: cluster.jobs() == [])
+    assert "COMPLETED" in cluster.scontrol("show", "job", job.id)
+
+
+def test_a_training_saves_its_state_before_the_time_limit(cluster: SlurmCluster) -> None:
+    limit = ["--name", "limited", "--time", "3", "--notice", "30"]  # Slurm's notice may come a minute early
+    up(cluster, "--nodes", "2", *limit)
+    training = ("slurm://limited", "/home/ada/limited", "--every", "100000")  # no checkpoint but the last
+    with Researcher(cluster, TRAINING, *training, "--pace", "0.3") as researcher:
+        researcher.until("step")
+        researcher.until("lost")
+    cluster.wait("the end of the job", lambda: cluster.jobs() == [])
+    (saved,) = (cluster.homes / "ada" / "limited").iterdir()
+    up(cluster, "--nodes", "2", "--name", "limited")
+    with Researcher(cluster, TRAINING, *training, "--pace", "0.02") as researcher:
+        assert researcher.until("finished")["restored"] == int(saved.name.rpartition("-")[2]) > 0
+
+
+def test_a_gateway_alone_gets_hosts_when_it_is_grown(cluster: SlurmCluster) -> None:
+    address = up(cluster, "--gateway-only", "--name", "watch")
+    assert workers(cluster, address) == 0
+    grown = loom(cluster, "slurm", "grow", "watch", "+2")
+    assert grown.returncode == 0, grown.stderr
+    cluster.wait("two workers", lambda: workers(cluster, address) == 2)
+    with Researcher(cluster, LEDGER, address, "100") as researcher:
+        assert researcher.until("open")["hosts"] == 2
+        researcher.until("closed")
+    assert len(cluster.jobs()) == 2
+    assert loom(cluster, "slurm", "down", "watch").returncode == 0
+    assert cluster.jobs() == []
+
+
+def workers(cluster: SlurmCluster, address: str) -> int:
+    """The number of workers that the gateway knows."""
+    return len(json.loads(loom(cluster, "status", "--url", address, "--json").stdout)["workers"])

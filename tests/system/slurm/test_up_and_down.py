@@ -10,11 +10,38 @@ import sys
 import pytest
 
 from tests.support.needs import skipped_if
+from tests.support.paths import ROOT
+from tests.support.processes import still_there
 from tests.support.slurm import SlurmCluster, missing
 from tests.support.slurm.host import inner
-from tests.system.slurm.researcher import folder_of, loom, up
+from tests.system.slurm.researcher import PROGRAMS, VIA, Researcher, folder_of, loom, up
 
 pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(400)]
+
+DIGITS = ROOT / "tests/support/cluster/programs/digits.py"
+
+WAYS = pytest.mark.parametrize(
+    ("host", "via", "address"),
+    [("login", (), "slurm://digits"), ("laptop", VIA, "slurm://login/digits")],
+)
+
+
+@WAYS
+def test_the_demos_training_runs_in_an_allocation(
+    cluster: SlurmCluster, host: str, via: tuple[str, ...], address: str
+) -> None:
+    assert up(cluster, "--nodes", "3", "--name", "digits", *via, host=host) == address
+    environment = {"LOOM_URL": address, "CHECKPOINTS": f"/home/ada/checkpoints-{host}"}
+    with Researcher(cluster, DIGITS, "url", host=host, environment=environment) as researcher:
+        assert researcher.until("open")["hosts"] == 3
+        assert researcher.until("demo")["accuracy"] > 0.95
+        researcher.until("closed")
+    processes = [process for number in (1, 2, 3) for process in cluster.processes(number)]
+    assert len(processes) > 6  # steps, node programs, workers, the gateway and its weaver
+    ended = loom(cluster, "slurm", "down", "digits", *via[:2], host=host)
+    assert ended.returncode == 0, ended.stderr
+    assert still_there(processes, 10.0) == []
+    assert cluster.jobs() == []
 
 
 def test_an_allocation_is_listed_and_its_logs_are_shown(cluster: SlurmCluster) -> None:
@@ -38,6 +65,36 @@ def test_an_allocation_is_listed_and_its_logs_are_shown(cluster: SlurmCluster) -
     assert json.loads(loom(cluster, "slurm", "list", "--json").stdout)["allocations"] == []
     again = loom(cluster, "slurm", "down", job.name)
     assert (again.returncode, cluster.jobs()) == (0, [])
+
+
+def test_a_job_of_the_api_ends_the_allocation_that_it_submitted(cluster: SlurmCluster) -> None:
+    for host, via in (("login", ""), ("laptop", f", via='ssh://login', venv={sys.prefix!r}")):
+        program = (
+            "import loom\n"
+            f"with loom.SlurmJob(nodes=2{via}) as job:\n"
+            "    print(job.state().workers.extent.nelements, job.run(lambda: __import__('socket').gethostname()))\n"
+        )
+        done = cluster.hosts[host].run([sys.executable, "-c", program], "ada")
+        assert done.stdout.split()[-2:] == ["2", "n1"], done.stdout + done.stderr
+        assert cluster.jobs() == []
+
+
+def test_an_allocation_is_submitted_from_inside_a_job_that_asked_for_something_else(cluster: SlurmCluster) -> None:
+    program = "import loom\nwith loom.SlurmJob() as job:\n    print(job.run(lambda: __import__('os').getpid()))\n"
+    outer = ["salloc", "--ntasks=2", "--gpus-per-task=1", "--cpus-per-task=2", "--mem-per-cpu=200"]
+    for step in ([], ["srun", "--ntasks=1", "--overlap"]):
+        done = cluster.login([*outer, *step, sys.executable, "-c", program])
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().isdecimal()
+    assert cluster.jobs() == []
+
+
+def test_an_allocation_is_used_from_inside_another_job(cluster: SlurmCluster) -> None:
+    address = up(cluster, "--nodes", "1")
+    ledger = ["srun", "--nodes=1", sys.executable, str(PROGRAMS / "ledger.py"), address, "100"]
+    done = cluster.login(ledger)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told[-2:] == [{"event": "ledger", "numbers": list(range(100))}, {"event": "closed"}], done.stderr
 
 
 def refused(cluster: SlurmCluster, *options: str, **where: str) -> str:

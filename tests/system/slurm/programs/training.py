@@ -1,0 +1,65 @@
+"""What a researcher runs: a training with checkpoints, until it ends or its session is lost.
+
+It says what it does in lines of JSON, and fails if what is learnt in the end is not, to the bit, what a training
+alone learns.
+"""
+
+import argparse
+import json
+
+import cloudpickle
+
+import loom
+from tests.system.chaos import digits_alike
+
+BOUND = 400.0
+SHOWN_EVERY = 25
+
+cloudpickle.register_pickle_by_value(digits_alike)  # the nodes have no tests
+
+
+def say(event, **about):
+    print(json.dumps({"event": event, **about}), flush=True)
+
+
+def train(job, options):
+    settings = {"pace": options.pace, "checkpoints": options.checkpoints, "checkpoint_every": options.every}
+    run = digits_alike.alike_job(options.steps, spares=0, **settings).start(job)
+    shown = 0
+    while True:
+        try:
+            return run.result(0.5)
+        except loom.WaitTimeout:
+            if (step := step_of(job)) >= shown + SHOWN_EVERY:
+                shown = step
+                say("step", step=step)
+
+
+def step_of(job):
+    try:
+        return max((one.step or 0 for one in job.weaver.replicas().values() if one.group == "train"), default=0)
+    except loom.LoomError:  # the weaver is away, as it is while its gateway ends and starts
+        return 0
+
+
+def main(options):
+    try:
+        with loom.connect(options.address, timeout=BOUND) as job:
+            say("open", session=job.session, hosts=job.hosts.extent.nelements)
+            summary = train(job, options)
+    except loom.LoomError as error:
+        say("lost", error=type(error).__name__, text=str(error))
+        return
+    digits_alike.assert_as_without_faults(summary, options.steps)
+    restored = max(report.restored_step for report in summary.reports.values())
+    say("finished", steps=summary.steps, restored=restored, accuracy=summary.metrics["accuracy"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("checkpoints", help="the folder of the checkpoints")
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--pace", type=float, default=0.1, help="seconds that a step takes at least")
+    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
+    main(parser.parse_args())
