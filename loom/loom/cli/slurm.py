@@ -126,7 +126,7 @@ def list_(
     everything: Annotated[bool, typer.Option("--all", help="Ended ones, too.")] = False,
     json: Json = False,
 ) -> None:
-    """List your allocations, with the state of their newest job."""
+    """List your allocations, with the state of the job that they have now."""
     from loom.slurm.allocation import listed
 
     with _slurm(via) as slurm:

@@ -6,7 +6,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -86,7 +86,7 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True)
 class ListedAllocation:
-    """An allocation in the user's home, with its newest job; None if Slurm has forgotten it."""
+    """An allocation in the user's home, with the job that it has now; None if Slurm has forgotten it."""
 
     name: str
     job_ids: tuple[int, ...]
@@ -210,15 +210,9 @@ class Allocation:
             return None
 
     def job(self) -> QueuedJob | None:
-        """Return its newest job, after it has looked for successors; None if Slurm has forgotten it."""
+        """Return the job that it has now, after it has looked for successors; None if Slurm has forgotten it."""
         self._job_ids = _numbers(self._read(JOBS) or "") or self._job_ids
-        found = {job.id: job for job in self.slurm.jobs(ids=self._job_ids)}
-        living = [job for job in found.values() if not job.state.is_over]
-        running = [job for job in living if not job.state.waits]
-        for chosen in (running, living, list(found.values())):
-            if chosen:
-                return max(chosen, key=lambda job: job.id)
-        return self.slurm.accounting(self.job_id)
+        return _current(self.slurm.jobs(ids=self._job_ids)) or self.slurm.accounting(self.job_id)
 
     def wait(self, tell: Tell = lambda text: None, timeout: float | None = None) -> GatewayFacts:
         """Wait until the gateway answers, and return where.
@@ -239,9 +233,10 @@ class Allocation:
         while True:
             try:
                 job = self.job()
-                facts = None if job is None or job.state.waits or job.state.is_over else self.gateway()
-                if facts is not None and facts.job_id == self.job_id:
-                    return self._checked(facts)
+                if job is not None and not job.state.waits and not job.state.is_over:
+                    facts = self.gateway()
+                    if facts is not None and facts.job_id == job.id:
+                        return self._checked(facts)
                 text = progress(self.name, job)
                 lasting = lasting + 1 if job and job.state.waits and explain(job.reason).lasts else 0
             except Unavailable as error:
@@ -330,11 +325,12 @@ class Allocation:
 
     def _ended(self, job: QueuedJob | None) -> AllocationFailed:
         how = "is not known to Slurm any more" if job is None else how_it_ended(job)
+        number = self.job_id if job is None else job.id
         try:
             said = self.last_lines(SHOWN_LINES).strip()
         except LoomError:
             said = ""
-        text = f"job {self.job_id} of the allocation {self.name} {how} before its gateway answered"
+        text = f"job {number} of the allocation {self.name} {how} before its gateway answered"
         return AllocationFailed(f"{text}; its last lines:\n{said}" if said else text)
 
     def _never_starts(self, job: QueuedJob) -> AllocationFailed:
@@ -348,10 +344,16 @@ class Allocation:
 def listed(slurm: Slurm) -> list[ListedAllocation]:
     """Return this user's allocations, by name, with what Slurm says of each."""
     entries = _entries(slurm.login)
-    jobs = {job.id: job for job in slurm.jobs(ids=[ids[-1] for _, ids, _ in entries])} if entries else {}
+    jobs = slurm.jobs(ids=[job_id for _, ids, _ in entries for job_id in ids]) if entries else []
     return [
-        ListedAllocation(name, tuple(ids), tuple(grown), jobs.get(ids[-1])) for name, ids, grown in sorted(entries)
+        ListedAllocation(name, tuple(ids), tuple(grown), _current(job for job in jobs if job.id in ids))
+        for name, ids, grown in sorted(entries)
     ]
+
+
+def _current(jobs: Iterable[QueuedJob]) -> QueuedJob | None:
+    """Return, of an allocation's jobs, the newest that runs, or else that lives, or else of all."""
+    return max(jobs, key=lambda job: (not job.state.is_over, not job.state.waits, job.id), default=None)
 
 
 def root_of(login: Login) -> str:

@@ -224,8 +224,9 @@ def _why_not(allocation: Allocation) -> LoomError | None:
 def _error_for(allocation: Allocation, job: QueuedJob | None) -> LoomError:
     if job is None or job.state.is_over:
         how = "is not known to Slurm any more" if job is None else how_it_ended(job)
+        number = allocation.job_id if job is None else job.id
         return AllocationFailed(
-            f"the allocation {allocation.name} has ended: its job {allocation.job_id} {how}; `loom slurm list` "
-            "shows those that live"
+            f"the allocation {allocation.name} has ended: its job {number} {how}; `loom slurm list` shows those "
+            "that live"
         )
     return GatewayUnreachable(f"the gateway of the allocation does not run yet: {progress(allocation.name, job)}")

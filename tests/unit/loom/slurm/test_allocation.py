@@ -247,6 +247,16 @@ def test_waiting_goes_on_in_the_next_one_of_a_chain(slurm: FakeSlurm, root: Path
     assert allocation.wait().job_id == 2
 
 
+def test_a_successor_that_waits_for_its_turn_is_not_waited_for(slurm: FakeSlurm, root: Path) -> None:
+    allocation = Allocation.submit(slurm, replace(SPEC, chain=2))
+    slurm.put(1, state=QueueState.RUNNING)
+    slurm.put(2, reason="Dependency")
+    (root / "mine" / "job").write_text("1\n2\n")
+    (root / "mine" / "gateway.json").write_text(GatewayFacts("10.0.0.1", 8470, 1).to_json())
+    assert allocation.wait(timeout=0.0).job_id == 1
+    assert [one.job and one.job.id for one in listed(slurm)] == [1]
+
+
 def test_the_end_takes_the_rest_of_the_chain_and_what_has_grown(slurm: FakeSlurm, root: Path) -> None:
     allocation = Allocation.submit(slurm, replace(SPEC, chain=2))
     slurm.put(2)
