@@ -107,6 +107,7 @@ def create_app(
     """
     weaver = supervisor.client
     access.guard(manager)
+    manager.weaver_key = lambda user, session: supervisor.keys().of(user, session)
     draining = DrainState(manager)
 
     @asynccontextmanager
@@ -207,7 +208,7 @@ def create_app(
     app.include_router(trainer_routes(weaver))
     app.include_router(weaver_routes(weaver, access, changes))
     app.include_router(alias_routes(changes))
-    relay = Relay(manager, access, draining, lambda user, session: supervisor.keys().of(user, session))
+    relay = Relay(manager, access, draining)
     app.state.draining = draining
     app.state.access, app.state.weaver = access, weaver
     app.state.tunnels = Tunnels(relay, tunnel_idle, access.budgets)

@@ -288,6 +288,14 @@ class SessionLost(LoomError, code="session_lost", http_status=410):
         self.output = output
 
 
+class SessionRestarted(SessionLost, code="session_restarted"):
+    """The session's driver process ended, and another one has started the session's functions with restarts again.
+
+    The meshes of before and the calls that were not answered are gone. The session has kept its name:
+    ``connect(session=NAME)`` attaches to it, and ``job.runs()`` has the functions.
+    """
+
+
 class ConnectionLost(Unavailable, code="connection_lost", http_status=404):
     """The connection to the gateway broke while a caller was waiting for an answer."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from loom.errors import EnvironmentFailed, NotAFolder, ProtocolMismatch, WrongArguments
 from loom.launch.environment import EnvironmentEntry, HostEnvironment
 from loom.launch.project import PackageList, find_packages
+from loom.wire.bodies import AT_EACH
 from loom_proxy.mesh.procs import HostMeshProxy
 from loom_proxy.runs import KnownRuns
 from loom_proxy.session.calls import Calls
@@ -72,7 +73,7 @@ def make_environment(
     from loom.launch.ranks import EnvironmentMaker, enter_in_driver  # imports Monarch if it is there
 
     begun = time.monotonic()
-    entering = runs.start(enter_in_driver, (packages,), {}, None)
+    entering = runs.start(enter_in_driver, (packages,), {}, None, AT_EACH)
     before, caller.environment = caller.environment, None
     procs = hosts.spawn_procs(name=MESH)
     caller.environment = before

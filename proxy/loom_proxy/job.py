@@ -238,7 +238,13 @@ class Job(Shown):
             raise WaitTimeout(f"the lines that came were not printed within {timeout:g} s")
 
     def run(
-        self, fn: Callable[..., Any], *args: Any, detach: bool = False, name: str | None = None, **kwargs: Any
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        detach: bool = False,
+        name: str | None = None,
+        restarts: int = 0,
+        **kwargs: Any,
     ) -> Any:
         """Run a function, or a coroutine function, in the driver, next to the meshes; return its result.
 
@@ -251,6 +257,9 @@ class Job(Shown):
         Args:
             detach: return a `RunHandle` at once instead of waiting and printing.
             name: name of the run, for `runs`; default: the function's name and a number.
+            restarts: times that the function is started again after it has raised, or its driver has died. Before
+                that, the meshes that it spawned are stopped, and lost hosts are waited for. It begins with the same
+                arguments, of which `hosts` may be the only mesh, and goes on from what it has saved itself.
 
         Raises:
             Exception: the function's exception, as its own class; the remote traceback ends its chain of causes.
@@ -258,10 +267,11 @@ class Job(Shown):
             OperationFailed: the function's exception cannot be rebuilt here, or is no `Exception`.
             OperationCancelled: another program cancelled the run.
             RunNameTaken: a run of that name is still going.
+            SessionRestarted: the driver has died, and the function goes on with another one: attach to the session.
             UnpicklableError: the function, an argument or the result cannot be pickled.
         """
         runs = self._runs
-        return (runs.start if detach else runs.call)(fn, args, kwargs, name)
+        return (runs.start if detach else runs.call)(fn, args, kwargs, name, restarts)
 
     def runs(self) -> Mapping[str, RunHandle]:
         """Return the session's runs by name, oldest first, also those of earlier connections.

@@ -5,13 +5,24 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from loom.errors import LoomError, NameTaken, NoSuchRun
+from loom.errors import LoomError, NameTaken, NoSuchRun, ProtocolMismatch
 from loom.tracing.trace_ids import current_trace
 from loom.weaver.run_views import TrainingName
-from loom.wire.bodies import RECORD, STDOUT, AwaitRun, EndRun, ListRuns, ReadRunOutput, RunChanged, StartRun
+from loom.wire.bodies import (
+    AT_EACH,
+    RECORD,
+    STDOUT,
+    AwaitRun,
+    EndRun,
+    ListRuns,
+    ReadRunOutput,
+    RunChanged,
+    StartRun,
+)
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import After
 from loom.wire.plain import shortened
@@ -22,6 +33,9 @@ from loom_proxy.notebook.live import LiveHtml, Shown
 from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
+
+MOST_RESTARTS = 1_000_000
+"""Times at most that a function is started again."""
 
 
 class RunHandle(Shown):
@@ -273,19 +287,33 @@ class KnownRuns:
         return handle
 
     def start(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        name: str | None,
+        restarts: int = 0,
     ) -> RunHandle:
         """Start a function and return its handle at once."""
+        operation = self._operation(True, restarts)
         handle, parts = self._prepare(fn, args, kwargs, name)
-        self._caller.send(self._operation(handle, True), parts, ident=handle.id)
+        self._caller.send(replace(operation, name=handle.name), parts, ident=handle.id)
         self._caller.flush()
         return handle
 
-    def call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Any:
+    def call(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        name: str | None,
+        restarts: int = 0,
+    ) -> Any:
         """Start a function, print its output if printing is on, and return its result."""
+        operation = self._operation(False, restarts)
         handle, parts = self._prepare(fn, args, kwargs, name)
         caller = self._caller
-        handle._answer = caller.ask(self._operation(handle, False), parts, ident=handle.id)
+        handle._answer = caller.ask(replace(operation, name=handle.name), parts, ident=handle.id)
         try:
             with contextlib.suppress(NoSuchRun):  # it ended, and so many others after it that it was forgotten
                 for stream, text in RunOutput(handle).pieces():
@@ -303,8 +331,16 @@ class KnownRuns:
         handle.forget()
         return handle.result()
 
-    def _operation(self, handle: RunHandle, detached: bool) -> StartRun:
-        return StartRun(handle.name, detached, current_trace() if self._caller.knows_traces else None)
+    def _operation(self, detached: bool, restarts: int) -> StartRun:
+        """Return the operation for a function that has no name yet."""
+        if isinstance(restarts, bool) or not isinstance(restarts, int) or not AT_EACH <= restarts <= MOST_RESTARTS:
+            raise ValueError(f"restarts is a number from 0 to {MOST_RESTARTS}, not {shortened(restarts)}")
+        if restarts > 0 and not self._caller.knows_restarts:
+            raise ProtocolMismatch(
+                "the cluster's Loom is older, and starts no function again: upgrade it, or leave out restarts"
+            )
+        trace = current_trace() if self._caller.knows_traces else None
+        return StartRun("", detached, trace, restarts if self._caller.knows_restarts and restarts else None)
 
     def _prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None

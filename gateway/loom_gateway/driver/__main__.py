@@ -44,6 +44,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
     from loom_gateway.driver.clients.connection import DriverServer
     from loom_gateway.driver.clients.unread_results import StoredResults
     from loom_gateway.driver.output.spool import LogSpool
+    from loom_gateway.driver.runs.restart_file import RestartFile
     from loom_gateway.driver.session.session import DrivenSession
     from loom_gateway.driver.weaver_link import DriverWeaverLink
 
@@ -61,6 +62,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
             options.max_in_flight,
             options.worker_patience,
             StoredResults(os.path.dirname(files.base), options.keep_results),
+            RestartFile(files.restart),
         )
         keep_apart(f"{os.path.dirname(files.base)}/", *([] if options.weaver is None else [f"{options.weaver}/"]))
         return session

@@ -201,8 +201,16 @@ class Lifetime:
             raise UnknownSession(f"session {session!r} is ending: {self._why}. Open a new one with loom.connect.")
 
     def end_on_signal(self, number: signal.Signals) -> None:
-        """End because of a signal, with the gateway's reason if the gateway sent it. On the event loop."""
-        self.end(self._files.read_last_words().reason or f"the driver was told to stop ({number.name})")
+        """End because of a signal, with the gateway's reason if the gateway sent it. On the event loop.
+
+        One that comes from elsewhere, as at the end of a machine, is no end of a session whose functions another
+        driver can start again.
+        """
+        reason = self._files.read_last_words().reason
+        if not reason and self._files.leaves_functions():
+            logger.warning("%s: the next driver of the session is to start its functions again", number.name)
+            os._exit(128 + number)
+        self.end(reason or f"the driver was told to stop ({number.name})")
 
     def told_by_gateway(self) -> bool:
         """Return whether the gateway has given a reason for the driver's end."""

@@ -31,7 +31,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl, scope_of
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.links import ClientSocket, DriverLink
-from loom_gateway.sessions.driver_process import NotOurDriver
+from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import SessionState, UserSession
 
@@ -120,10 +120,8 @@ class Relay:
         manager: SessionManager,
         access: AccessControl,
         draining: DrainState,
-        weaver_key: Callable[[str, str], str],
     ) -> None:
         self._manager = manager
-        self._weaver_key = weaver_key  # the key to the weaver of a user's session
         self._access = access
         self._draining = draining
 
@@ -142,6 +140,7 @@ class Relay:
                 hello = _read_hello(hello_frame)
                 session = await self._access.check_hello(principal, hello)
                 session = session or await self._open(principal, hello.opening)
+                await self._manager.settled(session)
                 session.greeted += 1
                 link = await self._connect(session, hello_frame, self._access.guest(principal, session))
                 if not await self._is_welcome(session, link, send):
@@ -183,23 +182,26 @@ class Relay:
                 f"{session.user!r} to open a new one"
             )
         loop = asyncio.get_running_loop()
-        sock = socket.socket(socket.AF_UNIX)
+        sock, driver = socket.socket(socket.AF_UNIX), session.driver
         try:
             sock.setblocking(False)
-            await loop.sock_connect(sock, session.driver.files.socket)
+            await loop.sock_connect(sock, driver.files.socket)
             # A driver with a user id of its own could lead its socket's name to another driver.
-            session.driver.check_peer(sock)
+            driver.check_peer(sock)
             _, link = await loop.create_unix_connection(lambda: DriverLink(session.traffic), sock=sock)
+            link.driver = driver
         except (OSError, NotOurDriver) as error:
             sock.close()
-            if not await _await_exit(session):
+            if not await _await_exit(session, driver):
                 await self._manager.end_unreachable(session, str(error))
-            raise session.ended().error() from None
+            raise session.lost(driver) from None
         except BaseException:
             sock.close()
             raise
-        opening = OpenSession(session.name, session.user, self._weaver_key(session.user, session.name), guest)
-        knows_users = session.driver.record.knows_users
+        opening = OpenSession(
+            session.name, session.user, self._manager.weaver_key(session.user, session.name), guest
+        )
+        knows_users = driver.record.knows_users
         link.write(b"".join(unnumbered_frame(opening.message() if knows_users else opening.message_for_older())))
         link.write(hello_frame)
         return link
@@ -210,7 +212,7 @@ class Relay:
         if link.error is not None:
             await _refuse(send, link.error)
         elif first is None:
-            await _report_loss(session, send)
+            await _report_loss(session, link.driver, send)
         else:
             await send({"type": "websocket.send", "bytes": first})
             answer = decode_frame(first).messages[0]
@@ -302,10 +304,10 @@ def _read_hello(frame: bytes) -> Hello:
     return hello
 
 
-async def _await_exit(session: UserSession) -> bool:
+async def _await_exit(session: UserSession, driver: DriverProcess) -> bool:
     """Wait for a driver's exit code after its socket has closed. Return whether the driver has ended."""
     try:
-        await asyncio.wait_for(session.driver.exited.wait(), EXIT_TIMEOUT)
+        await asyncio.wait_for(driver.exited.wait(), EXIT_TIMEOUT)
     except asyncio.TimeoutError:
         logger.warning("session %s: the driver closed its socket but lives", session.name)
         return False
@@ -324,7 +326,7 @@ async def _report_end(session: UserSession, link: DriverLink, send: Send) -> Non
     elif last == Kind.REFUSE:
         await send({"type": "websocket.close", "code": CLOSE_REFUSED})
     else:
-        await _report_loss(session, send)
+        await _report_loss(session, link.driver, send)
 
 
 def _last_word(frame: bytes) -> int | None:
@@ -337,9 +339,9 @@ def _last_word(frame: bytes) -> int | None:
     return ends[0] if decoded.seq == 0 and ends else None
 
 
-async def _report_loss(session: UserSession, send: Send) -> None:
-    if await _await_exit(session):
-        await _refuse(send, session.ended().error())
+async def _report_loss(session: UserSession, driver: DriverProcess, send: Send) -> None:
+    if await _await_exit(session, driver):
+        await _refuse(send, session.lost(driver))
     else:
         # The driver has given up this connection for a later one of the same client.
         await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})

@@ -18,6 +18,7 @@ from loom.errors import ProtocolMismatch
 from loom.wire.length_prefix import LENGTH, MAX_FRAME
 from loom.wire.messages import Buffer
 from loom.wire.websocket import joined
+from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.session import Traffic
 
 MESSAGES = 128
@@ -105,6 +106,7 @@ class DriverLink(asyncio.Protocol):
         self._socket: ClientSocket | None = None
         self._traffic = traffic
         self.stream = ""  # the name of the client's stream, when it is known
+        self.driver: DriverProcess  # set once it is connected
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the driver has closed the connection."""
 

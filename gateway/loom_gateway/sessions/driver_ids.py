@@ -204,16 +204,17 @@ def bound_leftovers() -> None:
 def clear_away(files: DriverFiles, uid: int) -> bool:
     """End every process of a driver's user id, and remove what the id has left and the driver's folder.
 
-    The log is kept. Return whether it was done. Otherwise no other driver may have the id.
+    The log, and what the session's next driver starts again, are kept. Return whether it was done. Otherwise no
+    other driver may have the id.
     """
     folder = files.folder if files.folder is not None and os.path.isdir(files.folder) else None
-    kept = [os.path.basename(files.log) + part for part in ("", ".1")]
+    kept = [os.path.basename(path) for path in files.kept]
     if not sweep(uid, folder, kept):
         return False
     try:
         if folder is not None:
             _take_over(folder)
-            files.keep_log()
+            files.keep()
     except OSError as error:
         logger.error("the folder %s stays, and its user id %d is not used for now: %s", folder, uid, error)
         return False

@@ -46,6 +46,8 @@ class DriverProcess(ABC):
         """The last lines of the process's output, once it has ended."""
         self.reason = ""
         """Why the process was told to end; empty if it ended by itself."""
+        self.leaves_functions = False
+        """Whether it has died, and has left functions for the session's next driver. Its files stay until then."""
         self.unreachable = ""
         """Why no gateway can connect to the process, which lives; empty if one can."""
         self.cleared = True
@@ -86,7 +88,9 @@ class DriverProcess(ABC):
         self.reason = words.reason
         if self.record.uid is not None:
             self.cleared = await asyncio.to_thread(clear_away, self.files, self.record.uid)
-        await asyncio.to_thread(self.files.remove)
+        self.leaves_functions = bool(self.record.session) and not self.reason and self.files.leaves_functions()
+        if not self.leaves_functions:
+            await asyncio.to_thread(self.files.remove)
         self.exited.set()
 
     def _read_end(self) -> tuple[LastWords, list[str]]:
@@ -95,6 +99,23 @@ class DriverProcess(ABC):
     def check_peer(self, sock: socket.socket) -> None:
         """Raise `NotOurDriver` if another process than the driver is at the other end of its socket."""
         check_peer(sock, self.record.peer, self.files.socket)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the driver, for the gateway's own questions.
+
+        Raises:
+            OSError, NotOurDriver: it has ended, or another process is at the other end.
+        """
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, self.files.socket)
+            # A driver with a user id of its own could lead its socket's name to another driver.
+            self.check_peer(sock)
+            return await asyncio.open_unix_connection(sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
     @property
     def how_it_ended(self) -> str:
@@ -110,6 +131,8 @@ class DriverProcess(ABC):
 
     async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:
         """Tell the driver to stop its meshes and exit. Kill it after ``timeout`` seconds."""
+        if self.exited.is_set():
+            return
         await asyncio.to_thread(self.files.write_last_words, LastWords(reason))
         self.signal(signal.SIGTERM)
         try:

@@ -24,15 +24,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from loom.errors import LoomError, UnknownSession, WrongState
+from loom.errors import DriverUnavailable, LoomError, UnknownSession, WrongState
 from loom.process import tasks
 from loom.process.child import python
 from loom.process.state_file import write_json
 from loom.token_file import ADMIN
+from loom.wire.bodies import OpenSession, RestoreSession
+from loom_gateway.sessions import restarts
 from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.sessions.logs import SessionLogs
+from loom_gateway.sessions.restarts import DepartedDriver
 from loom_gateway.sessions.session import SessionState, UserSession
 from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, StateFolder
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
@@ -141,6 +144,8 @@ class SessionManager:
         self._spare: asyncio.Task[OwnDriver] | None = None
         self._closing = False
         self.on_end: Callable[[UserSession], None] = lambda session: None
+        self.weaver_key: Callable[[str, str], str] = lambda user, session: ""
+        """Returns the key to the weaver of a user's session."""
         self.end_sessions = self.exit_with_gateway
         """True if `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
@@ -193,14 +198,18 @@ class SessionManager:
             self.logs.ended(ended.name, ended.log, ended.user)
         known = {ended.log for ended in self.ended.all()}
         spares = []
-        found = []
+        found: list[AdoptedDriver] = []
+        departed: list[DepartedDriver] = []
         for files in self.folder.drivers():
             if files.log in known:  # nothing but the log is left
                 continue
             try:
                 driver = AdoptedDriver.adopt(files)
             except NotOurDriver as reason:
-                self._clear_away(files, str(reason), user_of)
+                if (gone := self._departed(files)) is not None:
+                    departed.append(gone)
+                else:
+                    self._clear_away(files, str(reason), user_of)
                 continue
             self._watch_id(driver)
             if driver.record.session:
@@ -209,10 +218,15 @@ class SessionManager:
                 found.append(driver)
             else:
                 spares.append(driver.end("its gateway has ended"))
+        self._adopt_all([*found, *_without_successor(departed, found)])
+        await asyncio.gather(*spares)
+
+    def _adopt_all(self, found: Sequence[DriverProcess]) -> None:
         if found:
             self.worker_watch.take_over()
         for driver in sorted(found, key=lambda driver: driver.record.created):
-            session = UserSession(driver, SessionState.OPEN)
+            state = SessionState.RESTARTING if driver.leaves_functions else SessionState.OPEN
+            session = UserSession(driver, state)
             if self._leases is not None:
                 # One without a lease, of a gateway that had none, may be on every host.
                 hosts = driver.record.hosts or range(len(self.worker_watch.hosts.addresses))
@@ -220,9 +234,18 @@ class SessionManager:
             self._add(session)
             if driver.unreachable:
                 tasks.run("end a session", self.end_unreachable(session, driver.unreachable))
-            else:
+            elif not driver.leaves_functions:
                 logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
-        await asyncio.gather(*spares)
+
+    def _departed(self, files: DriverFiles) -> DepartedDriver | None:
+        """Return a driver that has died and left functions for the session's next driver; None if it has not."""
+        with contextlib.suppress(OSError, ValueError):
+            record = files.read_record()
+            if record.session and not files.read_last_words().reason and files.leaves_functions():
+                gone = DepartedDriver(files, record)
+                self._clear_folder(files)
+                return gone
+        return None
 
     def _clear_away(self, files: DriverFiles, reason: str, user_of: Callable[[str], str]) -> None:
         record = None
@@ -380,8 +403,13 @@ class SessionManager:
             raise
 
     async def _watch(self, session: UserSession) -> None:
-        await session.driver.exited.wait()
-        session.questions.close()
+        while True:
+            await session.driver.exited.wait()
+            session.questions.close()
+            if session.is_ending or not session.driver.leaves_functions or not await self._start_again(session):
+                break
+        if session.driver.leaves_functions:
+            await asyncio.to_thread(session.driver.files.remove)
         if session.state is not SessionState.ENDED:  # else this has died since, and is at it again
             session.move_to(SessionState.ENDED)
             self._sessions.pop(session.name, None)
@@ -392,6 +420,82 @@ class SessionManager:
             await self.ended.write()
         self.on_end(session)
         session.over.set()
+
+    async def _start_again(self, session: UserSession) -> bool:
+        """Have another driver go on with a session whose driver has died; return whether one does.
+
+        It is tried for the linger time, as long as a session lives in which nothing goes on.
+        """
+        if session.state is not SessionState.RESTARTING:
+            session.move_to(SessionState.RESTARTING)
+        gone, until = session.driver, time.monotonic() + max(self._linger, self._patience)
+        logger.warning("session %s: its driver %s; another one is to go on", session.name, gone.how_it_ended)
+        ends = asyncio.ensure_future(session.ends.wait())
+        try:
+            for wait in restarts.AGAIN:
+                trying = asyncio.ensure_future(self._succeed(session, gone))
+                await asyncio.wait((trying, ends), return_when=asyncio.FIRST_COMPLETED)
+                if session.is_ending:
+                    trying.cancel()
+                    trying.add_done_callback(_end_unwanted)
+                    return False
+                try:
+                    session.go_on_with(trying.result())
+                except (LoomError, OSError, NotOurDriver) as error:
+                    session.why_not_yet = str(error)
+                    logger.warning("session %s cannot go on yet: %s", session.name, error)
+                else:
+                    await asyncio.to_thread(self._move_log, gone.files, session.driver.files)
+                    self.logs.add(session.name, session.driver.files.log)
+                    return True
+                await asyncio.wait((ends,), timeout=wait)
+                if session.is_ending or self._closing or time.monotonic() > until:
+                    return False
+        finally:
+            ends.cancel()
+        raise AssertionError("the attempts do not end")
+
+    async def settled(self, session: UserSession) -> None:
+        """Wait until another driver has a session that is restarting.
+
+        Raises:
+            DriverUnavailable: it takes long; the session is still restarting.
+            SessionLost, UnknownSession: it has ended.
+        """
+        try:
+            await asyncio.wait_for(session.settled.wait(), self._patience)
+        except asyncio.TimeoutError:
+            raise DriverUnavailable(
+                f"session {session.name!r} is restarting, as its driver {session.driver.how_it_ended}: "
+                f"{session.why_not_yet or 'another driver starts'}. Attach again later, or end it"
+            ) from None
+        if session.is_ending:
+            raise session.ended().error()
+
+    async def _succeed(self, session: UserSession, gone: DriverProcess) -> OwnDriver:
+        """Start a driver that goes on in place of one that has died, and note that it has the session."""
+        workers, before = await self.worker_watch.there(self._patience), gone.record
+        driver = await self._take_spare()
+        try:
+            await asyncio.to_thread(restarts.pass_on, gone.files, driver)
+            if before.hosts:
+                part = Lease(tuple(before.hosts)).part_of(workers)
+                await asyncio.to_thread(write_json, driver.files.workers, part, driver.files.mode)
+            opening = OpenSession(session.name, session.user, self.weaver_key(session.user, session.name))
+            await restarts.take_up(driver, opening, RestoreSession(before.persist, gone.how_it_ended))
+            own = {name: getattr(driver.record, name) for name in ("pid", "started", "uid", "boot", "address")}
+            await driver.note(lambda _: {**vars(before), **own})
+        except BaseException:
+            tasks.run("end a driver", driver.end("it could not go on with a session"))
+            raise
+        return driver
+
+    @staticmethod
+    def _move_log(earlier: DriverFiles, files: DriverFiles) -> None:
+        """Put the log of a driver that has died before that of its successor, and remove its other files."""
+        with contextlib.suppress(OSError):  # it has printed nothing
+            os.replace(earlier.log, f"{files.log}.1")
+        earlier.remove(log=True)
 
     def _note_end(self, ended: EndedSession) -> None:
         self.logs.ended(ended.name, ended.log, ended.user)
@@ -428,6 +532,8 @@ class SessionManager:
         await self.end(session, f"its driver could not be reached any more: {why}")
 
     async def end(self, session: UserSession, reason: str) -> None:
+        if session.state is SessionState.RESTARTING:
+            session.driver.reason = reason  # it is dead, and the session ends for this
         session.begin_to_end()
         await session.driver.end(reason)
         await session.over.wait()
@@ -456,6 +562,23 @@ class SessionManager:
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()
+
+
+def _without_successor(departed: Sequence[DepartedDriver], found: Sequence[DriverProcess]) -> list[DepartedDriver]:
+    """Return the dead drivers whose sessions no later driver has; the files of the others are removed."""
+    last = {gone.record.session: gone for gone in sorted(departed, key=lambda gone: gone.left_at)}
+    for driver in found:
+        last.pop(driver.record.session, None)
+    for gone in departed:
+        if last.get(gone.record.session) is not gone:
+            gone.files.remove(log=True)
+    return list(last.values())
+
+
+def _end_unwanted(trying: asyncio.Future[OwnDriver]) -> None:
+    """End a driver whose session has ended at the moment when it was to have it."""
+    if not trying.cancelled() and trying.exception() is None:
+        tasks.run("end a driver", trying.result().end("its session has ended"))
 
 
 async def _end_spare(spare: asyncio.Task[OwnDriver]) -> None:

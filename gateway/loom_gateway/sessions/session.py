@@ -11,7 +11,6 @@ import enum
 import functools
 import json
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from loom_gateway.offload import OFFLOAD, SMALL_WORK, Work
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
 from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.restarts import restarted
 from loom_gateway.sessions.state_dir import LastWords
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class DriverQuestions:
         return checked
 
     async def _exchange(self, subject: str) -> bytes:
-        reader, writer = self._connection = self._connection or await self._connect()
+        reader, writer = self._connection = self._connection or await self._driver.connect()
         writer.write(behind_length(unnumbered_frame(Describe(subject).message())))
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         if length > LONGEST:
@@ -148,18 +148,6 @@ class DriverQuestions:
                 f"session {name!r} is of an older Loom, whose driver cannot tell this: open a new one"
             )
         return error
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(sock, self._driver.files.socket)
-            # A driver with a user id of its own could lead its socket's name to another driver.
-            self._driver.check_peer(sock)
-            return await asyncio.open_unix_connection(sock=sock)
-        except BaseException:
-            sock.close()
-            raise
 
     def close(self) -> None:
         """Close the connection, if there is one. The next question opens another."""
@@ -191,13 +179,21 @@ class SessionState(str, enum.Enum):
 
     STARTING = "starting"
     OPEN = "open"
+    RESTARTING = "restarting"
+    """Its driver has died, and another one is to start its functions with restarts again."""
     ENDING = "ending"
     ENDED = "ended"
 
 
 _NEXT = {
-    SessionState.STARTING: {SessionState.OPEN, SessionState.ENDING, SessionState.ENDED},
-    SessionState.OPEN: {SessionState.ENDING, SessionState.ENDED},
+    SessionState.STARTING: {
+        SessionState.OPEN,
+        SessionState.RESTARTING,
+        SessionState.ENDING,
+        SessionState.ENDED,
+    },
+    SessionState.OPEN: {SessionState.RESTARTING, SessionState.ENDING, SessionState.ENDED},
+    SessionState.RESTARTING: {SessionState.OPEN, SessionState.ENDING, SessionState.ENDED},
     SessionState.ENDING: {SessionState.ENDED},
     SessionState.ENDED: set[SessionState](),
 }
@@ -226,12 +222,20 @@ class UserSession:
     """Clients that wait for the driver's answer to their hello."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the driver has ended and the reason is noted."""
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it takes no clients any more."""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless the session is restarting."""
+    why_not_yet: str = ""
+    """Why the last attempt to restart it has failed."""
     traffic: Traffic = field(default_factory=Traffic)
     questions: DriverQuestions = field(init=False, repr=False, compare=False)
     """Questions to the driver on behalf of watchers of the session."""
 
     def __post_init__(self) -> None:
         self.questions = DriverQuestions(self.driver)
+        if self.state is not SessionState.RESTARTING:
+            self.settled.set()
 
     @property
     def name(self) -> str:
@@ -296,11 +300,28 @@ class UserSession:
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"session {self.name!r} cannot become {state.value}: it is {self.state.value}")
         self.state = state
+        if state is SessionState.RESTARTING:
+            self.settled.clear()
+        else:
+            self.settled.set()
+
+    def go_on_with(self, driver: DriverProcess) -> None:
+        """Have another driver in place of one that has died."""
+        self.driver = driver
+        self.questions = DriverQuestions(driver)
+        self.move_to(SessionState.OPEN)
 
     def begin_to_end(self) -> None:
         """Stop taking clients. Idempotent: a user, the driver and the end of a token may all end a session."""
         if not self.is_ending:
             self.move_to(SessionState.ENDING)
+            self.ends.set()
+
+    def lost(self, driver: DriverProcess) -> LoomError:
+        """Return the error for a client of a driver that has ended."""
+        if driver.leaves_functions and self.state is not SessionState.ENDED:
+            return restarted(self.name, driver.how_it_ended)
+        return self.ended().error()
 
     def ended(self) -> EndedSession:
         """Return the session's entry in the history, when its driver has ended or is ending."""

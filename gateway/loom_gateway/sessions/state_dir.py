@@ -116,6 +116,9 @@ class DriverFiles:
         self.workers = f"{base}.workers"  # the session's workers, if they are leased: a `WorkerList`
         self.output = f"{base}.out"  # the driver's standard output and error
         self.last_words = f"{own}.end"  # of `LastWords`
+        self.restart = (
+            f"{own}.restart"  # what the session's next driver starts again; see `driver.runs.restart_file`
+        )
         self.log = f"{own}.log"  # the session's; see `loom_gateway.driver.output.spool`
 
     def write_record(self, record: DriverRecord) -> None:
@@ -151,19 +154,30 @@ class DriverFiles:
         except OSError:
             return []
 
-    def keep_log(self) -> None:
-        """Move the log out of the driver's folder, which `driver_ids.clear` has emptied, and remove the folder."""
+    @property
+    def kept(self) -> list[str]:
+        """The files that outlive the driver."""
+        return [self.log, f"{self.log}.1", self.restart]
+
+    def keep(self) -> None:
+        """Move what is `kept` out of the driver's folder, which `driver_ids.sweep` has emptied, and remove it."""
         assert self.folder is not None
-        log = f"{self.base}.log"
-        for part in ("", ".1"):
+        log, restart = f"{self.base}.log", f"{self.base}.restart"
+        for path, to in zip(self.kept, (log, f"{log}.1", restart), strict=True):
             with contextlib.suppress(FileNotFoundError):
-                os.rename(self.log + part, log + part)
-        self.log = log
+                os.rename(path, to)
+        self.log, self.restart = log, restart
         os.rmdir(self.folder)
+
+    def leaves_functions(self) -> bool:
+        """Return whether the driver has left functions for the session's next driver."""
+        with contextlib.suppress(OSError):
+            return os.lstat(self.restart).st_size > 0
+        return False
 
     def remove(self, log: bool = False) -> None:
         """Remove the files; the log only with ``log=True``."""
-        paths = [self.socket, self.record, self.output, self.last_words, self.workers]
+        paths = [self.socket, self.record, self.output, self.last_words, self.workers, self.restart]
         for path in paths + ([self.log, f"{self.log}.1"] if log else []):
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -130,14 +130,14 @@ def write_json(path: str | os.PathLike[str], value: object, mode: int = 0o600) -
     replace_file(path, json.dumps(value, default=asdict), mode)
 
 
-def replace_file(path: str | os.PathLike[str], text: str, mode: int = 0o600) -> None:
+def replace_file(path: str | os.PathLike[str], content: str | bytes, mode: int = 0o600) -> None:
     """Replace a file, or make it. By default only this user can read it."""
     folder, name = os.path.split(os.path.abspath(path))
     descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
     try:
         os.fchmod(descriptor, mode)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

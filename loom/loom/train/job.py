@@ -18,7 +18,8 @@ A module apart from `loom.train.spec`, because trainers import the settings, and
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loom.branches.branch import own_branch
@@ -33,11 +34,13 @@ from loom.train.spec import JobSpec
 class FaultTolerantJob(JobSpec):
     """A `JobSpec` that can be started in a session's driver, which runs its controller."""
 
-    def start(self, job: Any) -> Any:
+    def start(self, job: Any, restarts: int = 0) -> Any:
         """Start the job in a session's driver, which runs it without this program.
 
         Args:
             job: the session, a `loom.Job`.
+            restarts: times that it goes on from its last whole checkpoint, in the same run, after it has failed or
+                the session's driver has died; see `loom.Job.run`.
 
         Returns:
             The `loom.RunHandle`, whose result is a `JobSummary`; later, ``job.runs()`` finds it by the job's name.
@@ -48,7 +51,9 @@ class FaultTolerantJob(JobSpec):
         spec = self
         if (branch := own_branch()) is not None:  # this program was started again for it
             spec = self.begun_by(branch, os.environ.get("LOOM_RUN") or self.name, own_start())
-        return job.run(spec.run, detach=True, name=spec.name)
+        if restarts and spec.start_id is None:
+            spec = replace(spec, start_id=secrets.token_hex(6))  # of one run, however often it is started again
+        return job.run(spec.run, detach=True, name=spec.name, restarts=restarts)
 
     def run(self) -> JobSummary:
         """Run the job in this process, a session's driver, and return when the job is over; see `start`.

@@ -63,6 +63,21 @@ class Description(Body, kind=Kind.DESCRIPTION):
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreSession(Body, kind=Kind.RESTORE):
+    """Open the session, and start the functions again that the session's driver before this one has left.
+
+    From gateway to driver, behind `OpenSession` in place of a client's hello. The driver finds them in its file
+    with the end ``.restart``, where the gateway has put what the earlier driver wrote. The answer is an empty
+    `Description` when the session is open, or a `Refuse`.
+    """
+
+    persist: bool
+    """True if the session never ends for lack of a client."""
+    why: str
+    """How the driver before this one ended, for clients of its that come back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Probe(Body, kind=Kind.PROBE):
     """Ask what the driver has received, outside the numbered stream; see `loom.wire.lost_frames`.
 
@@ -451,6 +466,10 @@ STDOUT, STDERR, RECORD = 1, 2, 3
 """The streams of a run's output: its two texts, and the records of `loom.notebook.displays` between them."""
 
 
+AT_EACH = -1
+"""For `StartRun.restarts`: the function runs in each driver of its session."""
+
+
 @dataclass(frozen=True, slots=True)
 class StartRun(Body, kind=Kind.RUN):
     """Run a function in the driver. Result: the function's result.
@@ -464,6 +483,9 @@ class StartRun(Body, kind=Kind.RUN):
     """True if the run is detached: it is not answered, and only `RunChanged` reports its end."""
     trace: str | None = None
     """The trace id that the function begins with, for a driver with the capability ``traces``."""
+    restarts: int | None = None
+    """Times that the function is started again after it has raised, or its driver has died; `AT_EACH` for one that
+    runs in each driver of the session before all others. For a driver with the capability ``restarts``."""
 
 
 @dataclass(frozen=True, slots=True)

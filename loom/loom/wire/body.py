@@ -23,7 +23,7 @@ B = TypeVar("B", bound="Body")
 class Body:
     """The body of one kind of message: a frozen dataclass whose fields travel as a list, in their order.
 
-    A last field whose default is None is left out if it is None.
+    Fields at the end whose default is None are left out if they are None.
     """
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class Body:
         """Return the fields as they travel; raise what `sendable_fields` raises."""
         names = self.__match_args__
         values = list(sendable_fields(self).values())
-        if values and values[-1] is None and self.__dataclass_fields__[names[-1]].default is None:
+        while values and values[-1] is None and self.__dataclass_fields__[names[len(values) - 1]].default is None:
             values.pop()
         return values
 

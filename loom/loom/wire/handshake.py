@@ -35,6 +35,7 @@ CAPABILITIES = (
     "probes",
     "launch",
     "trainings",
+    "restarts",
 )
 """This side's abilities beyond the bare protocol."""
 

@@ -36,6 +36,7 @@ class Kind(enum.IntEnum):
     OPEN = 4
     DESCRIBE = 5
     DESCRIPTION = 6
+    RESTORE = 7
 
     # In both directions.
     CHUNK = 8

@@ -129,6 +129,7 @@ class Calls(Waits):
         self.reads = Reads(self._send_read)
         self.watching = welcome.mode != "drive"
         self.knows_traces = "traces" in welcome.capabilities
+        self.knows_restarts = "restarts" in welcome.capabilities
         """True if the driver takes the trace ids of calls."""
         self.knows_cells = "cells" in welcome.capabilities
         """True if the driver runs the cells of notebooks."""

@@ -2,7 +2,8 @@
 
 On the socket, each frame follows its length (4 bytes, big endian). The gateway opens one connection for each
 client. It names the session in a `Kind.OPEN` frame and relays the client's frames from then on. A connection that
-begins with `Kind.DESCRIBE` carries no client, but the gateway's own questions and their answers.
+begins with `Kind.DESCRIBE` carries no client, but the gateway's own questions and their answers. Nor does one on
+which `Kind.RESTORE` follows `Kind.OPEN`, by which this driver goes on in place of one that has died.
 
 A client may have a second connection for its bulk lane (`loom.wire.stream`). The thread of that connection
 assembles large messages and hands them to the thread of the first.
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator
 from loom.errors import DriverUnavailable, LoomError, ProtocolMismatch, WrongState
 from loom.process import tasks
 from loom.process.threads import keep_going
-from loom.wire.bodies import Describe, Description, OpenSession, Probe
+from loom.wire.bodies import Describe, Description, OpenSession, Probe, RestoreSession
 from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, check_protocol, refusal
 from loom.wire.length_prefix import LENGTH, MAX_FRAME, behind_length
@@ -54,16 +55,19 @@ class ClientConnection:
     Args:
         open_session: opens the session, or returns it.
         describe: returns a description of the session, given its subject.
+        restore: opens the session in place of a driver that has died.
     """
 
     def __init__(
         self,
         open_session: Callable[[Hello, OpenSession], DrivenSession],
         describe: Callable[[str], bytes],
+        restore: Callable[[RestoreSession, OpenSession], None],
         sock: socket.socket,
     ) -> None:
         self._open_session = open_session
         self._describe = describe
+        self._restore = restore
         self._socket = sock
         self._session: DrivenSession  # set once the session is open
         self._client: Client | None = None
@@ -123,6 +127,10 @@ class ClientConnection:
         if frame is None:
             return
         (message,) = Stream().receive(frame)
+        if message.kind == Kind.RESTORE:
+            self._restore(RestoreSession.from_body(message.body), opened)
+            self._socket.sendall(behind_length(unnumbered_frame(Description().message())))
+            return
         if message.kind != Kind.HELLO:
             raise ProtocolMismatch(f"a client begins with HELLO, not with message {message.kind}")
         hello = Hello.from_body(message.body)
@@ -414,7 +422,7 @@ class DriverServer:
                 logger.warning("process %d of user id %d is no gateway, and is sent away", peer.pid, peer.uid)
                 sock.close()
                 continue
-            connection = ClientConnection(self._open, self._describe, sock)
+            connection = ClientConnection(self._open, self._describe, self._restore, sock)
             threading.Thread(target=connection.run, name="client", daemon=True).start()
 
     def _open(self, hello: Hello, opening: OpenSession) -> DrivenSession:
@@ -426,6 +434,16 @@ class DriverServer:
                 self._session = self._new_session(opening)
             self._session.weaver.key = opening.weaver_key
             return self._session
+
+    def _restore(self, request: RestoreSession, opening: OpenSession) -> None:
+        """Open the session in place of a driver that has died. On a connection's thread."""
+        with self._opening:
+            if self._session is not None:
+                raise WrongState("this driver has a session already")
+            session = self._new_session(opening)
+            session.restore(request)
+            self._session = session
+        self._lifetime.client_left(request)  # from now on it lives as long as something goes on in it
 
     def _describe(self, subject: str) -> bytes:
         """Return a description of the session as JSON. On a connection's thread."""

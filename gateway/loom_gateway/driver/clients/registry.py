@@ -48,6 +48,8 @@ class Clients:
     def __init__(self, max_message: int = MAX_MESSAGE, results: StoredResults | None = None) -> None:
         self._max_message = max_message
         self._results = results or StoredResults(tempfile.gettempdir())
+        self.restarted: LoomError | None = None
+        """The news for clients of a driver before this one; None if this is the session's first."""
         self._admitting = threading.Lock()  # held while a client is admitted, which may disconnect another
         self._driving: Client | None = None
         self._watching: dict[int, Client] = {}
@@ -123,7 +125,9 @@ class Clients:
         for name, error in self._too_slow.copy():
             if secrets.compare_digest(name.encode(), hello.stream.encode()):
                 raise error
-        raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
+        raise self.restarted or SessionTakenOver(
+            "another client has taken the place of this one, while it was not connected"
+        )
 
     def _disconnect(self, client: Client, by: Hello) -> None:
         # A client that has just detached is gone as soon as the gateway has reported it.

@@ -203,9 +203,13 @@ class HostWatcher:
 
     async def _asked(self) -> list[int]:
         """Return the hosts that are back since a client last asked: one may have been taken back before it asks."""
-        await self._take_back(self._hosts.lost)
+        await self.take_lost_back()
         told, self._returned = sorted(self._returned), set()
         return told
+
+    async def take_lost_back(self) -> None:
+        """Use all lost hosts again that have come back."""
+        await self._take_back(self._hosts.lost)
 
     async def _take_back(self, wanted: Iterable[int]) -> None:
         """Use the hosts again that have come back."""

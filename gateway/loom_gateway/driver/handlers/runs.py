@@ -1,6 +1,9 @@
 """Functions that run in the driver, next to the meshes, and go on without a client.
 
 Each has a `RunThread`: the driver's main thread, or another if that is taken. It can be cancelled.
+
+A function with restarts is started again after it has raised, in this driver. If the driver dies, the next one of
+the session starts it, from what `RestartFile` has.
 """
 
 from __future__ import annotations
@@ -11,20 +14,43 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from loom.control.run_start import function_place
-from loom.errors import LoomError, NameTaken, NoSuchRun, OperationCancelled, OperationFailed, TooManyRuns
+from loom.errors import (
+    LoomError,
+    NameTaken,
+    NoSuchRun,
+    OperationCancelled,
+    OperationFailed,
+    TooManyRuns,
+    WrongArguments,
+)
+from loom.process import tasks
 from loom.tracing import flush
 from loom.tracing.trace_ids import begin_trace, checked_trace
 from loom.weaver.run_views import RunsPlace, TrainingName
-from loom.wire.bodies import AwaitRun, EndRun, ListRuns, OperationResult, ReadRunOutput, RunChanged, StartRun
+from loom.wire.bodies import (
+    AT_EACH,
+    STDERR,
+    AwaitRun,
+    EndRun,
+    ListRuns,
+    OperationResult,
+    ReadRunOutput,
+    RunChanged,
+    StartRun,
+)
 from loom.wire.codec import Decoder
 from loom.wire.messages import Kind, Message
+from loom_gateway.driver.handlers.restarts import CleanStart
 from loom_gateway.driver.monarch.errors import raised_message
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.runs.output import RecordedOutput
+from loom_gateway.driver.runs.restart_file import RestartFile
 from loom_gateway.driver.runs.run_thread import RunThread
 from loom_gateway.driver.runs.started_processes import end, started_in_the_driver
 from loom_gateway.driver.session.context import SessionContext
@@ -40,17 +66,27 @@ KEPT_BYTES = 256 << 20  # bytes of results and displays to keep, in addition to 
 class FunctionRun:
     """A function that runs, or has run."""
 
-    def __init__(self, ident: int, name: str, detached: bool) -> None:
-        self.ident = ident
-        self.name = name
-        self.notified = detached  # whether the client is notified of changes of the state
+    def __init__(self, request: Message) -> None:
+        start = StartRun.from_body(request.body)
+        self.ident = request.id
+        self.name = start.name
+        self.trace = start.trace
+        self.restarts = start.restarts or 0
+        """Times that it may still be started again, or `AT_EACH`."""
+        self.request = request if self.restarts else None
+        """What to start it by, as long as it may be."""
+        self.attempt = 0  # how many starts in this driver have failed
+        self.waits: asyncio.Task[None] | None = None  # for its next start
+        self.notified = start.detached  # whether the client is notified of changes of the state
         self.status = RunState.RUNNING
         self.started = time.time()
         self.finished: float | None = None
         self.finished_order = 0.0  # by a clock that does not jump
-        self.thread: RunThread
+        self.thread: RunThread | None = None  # None until it has begun
         self.output: RecordedOutput
         self.given: set[int] = set()  # the ids of the proc meshes that the function was given
+        self.keeps_driver = False  # whether it was given what no other driver has
+        self.over = asyncio.Event()
         self.trains: tuple[TrainingName, ...] = ()  # the runs of which it is, as the weaver said last
         self.answer: Message | None = None  # run's `Kind.RESULT` or `Kind.ERROR` message, encoded once
         self.waiting: list[tuple[int, float]] = []  # operations that wait for the result, with their arrival times
@@ -86,9 +122,12 @@ _EVER = (-math.inf, math.inf)
 class Runs:
     """The runs of one session. All state belongs to the event loop."""
 
-    def __init__(self, context: SessionContext, logs: LogCollector) -> None:
+    def __init__(self, context: SessionContext, logs: LogCollector, restart_file: RestartFile) -> None:
         self._context = context
         self._logs = logs
+        self._restart_file = restart_file
+        self._files = concurrent.futures.ThreadPoolExecutor(1, "restarts")  # one thread, to keep the order
+        self.clean_start = CleanStart(context)
         self._runs: dict[int, FunctionRun] = {}
         self._has_run = False  # whether there was ever a run
         self.handlers: dict[int, Handler] = {
@@ -159,37 +198,89 @@ class Runs:
             )
         return run
 
+    async def restore(self, left: Sequence[Message]) -> None:
+        """Have the functions that an earlier driver has left, and start them again.
+
+        Those that each driver has to run come first, and have ended before the others begin.
+        """
+        taken = [self._take_up(message) for message in left]
+        first = [one for one in taken if one[0].restarts == AT_EACH]
+        others = [one for one in taken if one[0].restarts != AT_EACH]
+        tasks.run("start functions again", self._begin_taken(first, others))
+
+    def _take_up(self, message: Message) -> tuple[FunctionRun, Message]:
+        """Return a function of an earlier driver, and what it is to be started by: one restart is used up."""
+        start = StartRun.from_body(message.body)
+        restarts = AT_EACH if start.restarts == AT_EACH else (start.restarts or 0) - 1
+        request = replace(start, detached=True, restarts=restarts or None).message(message.id, message.parts)
+        run = self._new(request)
+        self._runs[run.ident] = run
+        if restarts != AT_EACH:
+            note = f"loom: its driver has died; the function is started again; {restarts} more restarts are left\n"
+            run.output.write(STDERR, note)
+        return run, request
+
+    async def _begin_taken(
+        self, first: Sequence[tuple[FunctionRun, Message]], others: Sequence[tuple[FunctionRun, Message]]
+    ) -> None:
+        for run, request in (*first, *others):
+            if others and run is others[0][0]:
+                await asyncio.gather(*(before.over.wait() for before, _ in first))
+            await self._context.loop.run_in_executor(None, self._prepare, run, request)
+
     def _run(self, message: Message, started: float) -> None:
-        request = StartRun.from_body(message.body)
-        run = FunctionRun(message.id, request.name, request.detached)
+        run = self._new(message)
+        if not run.notified:
+            run.waiting.append((message.id, started))
+        # Decode here and not on the loop, so that earlier operations have started and later ones have not.
+        self._prepare(run, message)
+
+    def _new(self, request: Message) -> FunctionRun:
+        run = FunctionRun(request)
         printed = functools.partial(self._printed, run)
         place = function_place(self._context.weaver.session, run.ident)
         run.output = RecordedOutput(self._context.loop, printed, self._logs.of_run(run.ident, run.name), place)
-        if not run.notified:
-            run.waiting.append((message.id, started))
+        return run
+
+    def _prepare(self, run: FunctionRun, request: Message) -> None:
+        """Decode a function, and let it begin. On any thread but the event loop's."""
         try:
-            # Decode here and not on the loop, so that earlier operations have started and later ones have not.
-            fn, args, kwargs = Decoder(functools.partial(self._give, run)).loads(
-                message.parts, f"the function or an argument of run {run.name!r}"
-            )
+            function = self._decoded(run, request)
+            if run.restarts:
+                self._restart_file.keep(request)
+            else:
+                self._restart_file.drop(request)
         except Exception as error:  # noqa: BLE001 - a user's __setstate__ may raise anything
             self._soon(self._refuse, run, error)
         else:
-            function = functools.partial(fn, *args, **kwargs)
-            if (trace := checked_trace(request.trace)) is not None:
-                function = functools.partial(_in_trace, trace, function)
             self._soon(self._begin, run, function)
+
+    def _decoded(self, run: FunctionRun, request: Message) -> Callable[[], Any]:
+        fn, args, kwargs = Decoder(functools.partial(self._give, run)).loads(
+            request.parts, f"the function or an argument of run {run.name!r}"
+        )
+        if run.restarts and run.keeps_driver:
+            raise WrongArguments(
+                f"run {run.name!r} has restarts, and was given a mesh or port that ends with this driver: give it "
+                f"job.hosts, and let it spawn its own"
+            )
+        function = functools.partial(fn, *args, **kwargs)
+        trace = checked_trace(run.trace)
+        return function if trace is None else functools.partial(_in_trace, trace, function)
 
     def _give(self, run: FunctionRun, mesh: int) -> Any:
         """Return the mesh or port of a reference in what a function is given."""
         given = self._context.meshes.resolve(mesh)
+        run.keeps_driver |= mesh != HOST_MESH
         entry = self._context.meshes.known(mesh)
         if entry is not None and entry.kind != "hosts":
             run.given.add(entry.procs)
         return given
 
     def _begin(self, run: FunctionRun, function: Callable[[], Any]) -> None:
-        going = [other for other in self._runs.values() if other.status is RunState.RUNNING]
+        if run.answer is not None:
+            return  # it was cancelled before
+        going = [other for other in self._runs.values() if other.status is RunState.RUNNING and other is not run]
         same = next((other for other in going if other.name == run.name), None)
         if same is not None:
             text = (
@@ -201,12 +292,44 @@ class Runs:
         else:
             self._runs[run.ident] = run
             self._has_run = True
-            run.thread = RunThread(run.name, function, run.output, functools.partial(self._encode, run))
             self._notify(run)
-            run.thread.start()
+            self._call(run, function)
+
+    def _call(self, run: FunctionRun, function: Callable[[], Any]) -> None:
+        run.thread = RunThread(run.name, function, run.output, functools.partial(self._encode, run))
+        run.thread.start()
+
+    async def _start_again(self, run: FunctionRun, error: BaseException) -> None:
+        """Call a function that has raised once more. Its restart is used up when it begins."""
+        assert run.request is not None
+        start = StartRun.from_body(run.request.body)
+        left = run.restarts - 1
+        request = replace(start, restarts=left or None).message(run.ident, run.request.parts)
+        try:
+            await self.clean_start.prepare(run.output, error, run.attempt, left)
+            function = await self._context.loop.run_in_executor(None, self._decoded, run, request)
+            keep = self._restart_file.keep if left else self._restart_file.drop
+            await self._context.loop.run_in_executor(self._files, keep, request)
+        except Exception as failure:  # noqa: BLE001 - a user's __setstate__ may raise anything
+            self._give_up(run, RunState.FAILED, failure)
+            return
+        run.waits = None
+        run.restarts, run.request, run.attempt = left, request if left else None, run.attempt + 1
+        self._call(run, function)
+
+    def _give_up(self, run: FunctionRun, status: RunState, error: Exception) -> None:
+        """End a function that waits for its next start."""
+        run.waits = None
+        self._forget_request(run)
+        self._finish(run, status, raised_message(run.ident, error, self._context.encoder))
+
+    def _forget_request(self, run: FunctionRun) -> None:
+        if run.request is not None:
+            self._context.loop.run_in_executor(self._files, self._restart_file.drop, run.request)
 
     def _refuse(self, run: FunctionRun, error: Exception) -> None:
         self._runs[run.ident] = run
+        self._forget_request(run)
         self._finish(run, RunState.FAILED, raised_message(run.ident, error, self._context.encoder))
 
     def _encode(self, run: FunctionRun, value: Any, error: BaseException | None) -> None:
@@ -214,9 +337,15 @@ class Runs:
         flush()
         encoder = self._context.encoder
         status = RunState.DONE if error is None else RunState.FAILED
-        if error is not None and run.thread.was_cancelled(error):
+        if error is not None and run.thread is not None and run.thread.was_cancelled(error):
             status, error = RunState.CANCELLED, OperationCancelled(f"run {run.name!r} was cancelled")
             run.output.processes.end_soon()  # that it has started since
+        if status is RunState.FAILED and run.restarts > 0:
+            with contextlib.suppress(RuntimeError):  # the loop is closed because the session is over
+                self._soon(self._wait_for_next, run, error)
+            return
+        if run.request is not None and run.restarts > 0:
+            self._restart_file.drop(run.request)  # before anybody learns of the end
         try:
             if error is None:
                 parts = encoder.dumps(value, f"the result of run {run.name!r}")
@@ -233,8 +362,12 @@ class Runs:
         except RuntimeError:
             return  # the loop is closed because the session is over
 
+    def _wait_for_next(self, run: FunctionRun, error: BaseException) -> None:
+        run.waits = tasks.run("start a function again", self._start_again(run, error))
+
     def _finish(self, run: FunctionRun, status: RunState, answer: Message) -> None:
         run.output.finish()
+        run.over.set()
         run.status, run.answer, run.finished = status, answer, time.time()
         run.finished_order = time.monotonic()
         self._printed(run, eager=not run.waiting)
@@ -322,7 +455,11 @@ class Runs:
             return
         run = self._find(ident)
         going = run.answer is None
-        if going:
+        if going and (run.thread is None or run.waits is not None):
+            if run.waits is not None:
+                run.waits.cancel()
+            self._give_up(run, RunState.CANCELLED, OperationCancelled(f"run {run.name!r} was cancelled"))
+        elif going and run.thread is not None:
             run.thread.cancel()
             run.output.processes.end_soon()
         self._context.replies.succeed(message.id, started, going)

@@ -27,6 +27,7 @@ from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
 from loom_gateway.driver.monarch.process_bootstrap import hold_on
 from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.driver.process_link.server import ProcessLinkServer
+from loom_gateway.driver.runs.restart_file import RestartFile
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
 
@@ -44,8 +45,10 @@ ATTEMPTS = 3  # to fill a host's gaps; another session may trim the host's cache
 class Syncs:
     """The synchronised folders of one session."""
 
-    def __init__(self, context: SessionContext) -> None:
+    def __init__(self, context: SessionContext, restart_file: RestartFile) -> None:
         self._context = context
+        self._restart_file = restart_file
+        self._numbers: dict[str, int] = {}  # of the folders in that file, by name
         # A single thread keeps the pieces of an upload in order, and makes a sync wait for the one before it.
         self._thread = ThreadPoolExecutor(1, "sync")
         self._upload: _Upload | None = None
@@ -91,6 +94,24 @@ class Syncs:
                 await self._give(agent, manifest, uuid.uuid4().hex)
             except LoomError as error:
                 logger.warning("host %d is back without the folder %r: %s", host, name, error)
+
+    async def restore(self, left: Iterable[Message]) -> None:
+        """Take up the folders of an earlier driver, whose contents are in this machine's cache."""
+        for message in left:
+            manifest = Manifest.unpack(message.parts[0])
+            why = ""
+            try:
+                found = await self._distribute(await self._on_thread(_taking, self._found, manifest))
+                if found["missing"]:
+                    why = "some of its files are not on the driver's machine any more"
+            except LoomError as error:
+                why = str(error)
+            if why:
+                logger.warning("the synced folder %r is not there again: %s", manifest.name, why)
+
+    def _found(self, manifest: Manifest) -> _Upload:
+        self._cache = self._cache or TreeCache.of_this_machine()
+        return _Upload(0, manifest)
 
     async def stop(self) -> None:
         agents = [agent for host, agent in self._agents.items() if host not in self._context.hosts.lost]
@@ -176,6 +197,16 @@ class Syncs:
         self._manifests[manifest.name] = manifest
         self._trees = (tree, *(other for other in self._trees if other.name != tree.name))
         make_current(OnPath(self._trees))
+        number = self._numbers.setdefault(manifest.name, len(self._numbers))
+        kept = BeginSync(number).message(number, [manifest.pack()])
+        self._thread.submit(self._keep, kept)
+
+    def _keep(self, folder: Message) -> None:
+        """Have the session's next driver show a folder, too, if it has functions to start again."""
+        try:
+            self._restart_file.keep(folder)
+        except (LoomError, OSError) as error:
+            logger.warning("a synced folder would not be there again if this driver died: %s", error)
 
     def _outdated(self, manifest: Manifest) -> list[str]:
         """Return a warning that names the meshes whose processes do not have a folder as it is now."""

@@ -139,11 +139,11 @@ def bootstrap_on(
     return functools.partial(_hold_on, address, procs, on_path, replica, torchrun, bootstrap)  # type: ignore[arg-type]
 
 
-def tie_native_procs(address: ProcessLinkAddress) -> None:
+def tie_native_procs(address: ProcessLinkAddress, spawned: Callable[[Any], None] | None = None) -> None:
     """Have ``spawn_procs`` of every host mesh in this process tie what it starts, unless that is tied already.
 
     So the driver learns at once that such a process has ended, and it ends when the driver is gone. It has the
-    synced folders of this process. Its output goes Monarch's way.
+    synced folders of this process. Its output goes Monarch's way. ``spawned`` is called with each new proc mesh.
     """
     from monarch.actor import HostMesh
 
@@ -160,13 +160,16 @@ def tie_native_procs(address: ProcessLinkAddress) -> None:
         **kwargs: Any,
     ) -> Any:
         ident = _tied_procs(bootstrap)
-        if ident is None and not _ties(bootstrap):
+        native = ident is None and not _ties(bootstrap)
+        if native:
             ident = FIRST_NATIVE | secrets.randbits(61)
             bootstrap = _bare_bootstrap_on(address, ident, bootstrap)
         procs = None if ident is None else native_calls.track(ident, name or "anon")
         mesh = plain(hosts, per_host, bootstrap, name, *args, **kwargs)
         if procs is not None:
             native_calls.belong(mesh, procs)
+        if native and spawned is not None:
+            spawned(mesh)
         return mesh
 
     spawn_procs.__doc__ = plain.__doc__

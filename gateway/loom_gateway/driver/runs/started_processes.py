@@ -35,6 +35,8 @@ class StartedProcesses:
         self.place = place
         self.meshes: list[int] = []
         """The ids of the proc meshes that the run has spawned."""
+        self.native: list[Any] = []
+        """The proc meshes that it has spawned with Monarch's own ``spawn_procs``."""
         self._processes: list[psutil.Process] = []
 
     def add(self, pid: int) -> None:

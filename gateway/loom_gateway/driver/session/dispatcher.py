@@ -40,6 +40,7 @@ from loom_gateway.driver.handlers.weaver import Debugging, WeaverOperations
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.output.collector import LogCollector
 from loom_gateway.driver.output.spool import LogSpool
+from loom_gateway.driver.runs.restart_file import RestartFile
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.local_api import LocalSession
 from loom_gateway.driver.session.mesh_view import MeshView
@@ -136,7 +137,12 @@ class OperationDispatcher:
     """Starts the operations of one session, and ends its lifetime if the client asks for that."""
 
     def __init__(
-        self, context: SessionContext, lifetime: Lifetime, log_spool: LogSpool, max_in_flight: int
+        self,
+        context: SessionContext,
+        lifetime: Lifetime,
+        log_spool: LogSpool,
+        max_in_flight: int,
+        restart_file: RestartFile,
     ) -> None:
         self._context = context
         self._lifetime = lifetime
@@ -148,13 +154,15 @@ class OperationDispatcher:
         self._large_calls = LargeCalls(self._start, context.meshes.root)
         self.logs = LogCollector(context, log_spool)
         self._ports = SessionPorts(context)
-        self._runs = Runs(context, self.logs)
+        self._restart_file = restart_file
+        self._runs = Runs(context, self.logs, restart_file)
         self._ranks = RankOperations(context)
         self._unclaimed = UnclaimedResults(context)
-        self._syncs = Syncs(context)
+        self._syncs = Syncs(context, restart_file)
         self._meshes = MeshOperations(context, self._syncs)
         self.processes = Processes(context)
         self.hosts = HostWatcher(context, self._syncs)
+        self._runs.clean_start.take_hosts_back = self.hosts.take_lost_back
         self.local_session = LocalSession(context, self._syncs)
         context.failures.on_process_gone += [self.processes.gone, self.local_session.gone]
         self._descriptions: dict[str, Callable[[], SessionMeshes | SessionRuns | SessionTensors | SessionLife]] = {
@@ -181,6 +189,14 @@ class OperationDispatcher:
             **self._ranks.handlers,
             **SpanCollector(context).handlers,
         }
+
+    def restore(self) -> None:
+        """Take up what the session's driver before this one has left. Safe on any thread but the event loop's."""
+        left = self._restart_file.take_over()
+        self._highest_id = max((message.id for message in left), default=0)
+        for restore, kind in ((self._syncs.restore, Kind.SYNC), (self._runs.restore, Kind.RUN)):
+            restoring = restore([message for message in left if message.kind == kind])
+            asyncio.run_coroutine_threadsafe(restoring, self._context.loop).result()
 
     def describe(self, subject: str) -> bytes:
         """Return a description of the session as JSON. Safe on any thread."""

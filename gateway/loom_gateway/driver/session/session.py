@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from loom.driver_api import enter
-from loom.errors import WorkersSilent
+from loom.errors import SessionRestarted, WorkersSilent
 from loom.process import tasks
-from loom.wire.bodies import SessionEnded
+from loom.wire.bodies import RestoreSession, SessionEnded
 from loom.wire.handshake import CAPABILITIES, Hello, Welcome
 from loom_gateway.driver.clients.client import Carrier, Client
 from loom_gateway.driver.clients.registry import Clients
@@ -26,6 +26,8 @@ from loom_gateway.driver.monarch.root_client import address_towards, attach, pro
 from loom_gateway.driver.output.spool import LogSpool
 from loom_gateway.driver.process_link.deaths import Watchers
 from loom_gateway.driver.process_link.server import Printer, ProcessLink, ProcessLinkServer
+from loom_gateway.driver.runs.output import current_processes
+from loom_gateway.driver.runs.restart_file import RestartFile
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.dispatcher import OperationDispatcher
 from loom_gateway.driver.weaver_link import DriverWeaverLink
@@ -53,6 +55,7 @@ class DrivenSession:
         max_in_flight: int,
         patience: float,
         results: StoredResults,
+        restart_file: RestartFile,
     ) -> None:
         self.name = weaver.session
         self.weaver = weaver
@@ -79,11 +82,11 @@ class DrivenSession:
         self._context.drives_for = self._clients.drives_for
         self._context.guest_of = self._clients.guest_of
         self._context.caller_is_gone = self._clients.caller_is_gone
-        self._dispatcher = OperationDispatcher(self._context, lifetime, log_spool, max_in_flight)
+        self._dispatcher = OperationDispatcher(self._context, lifetime, log_spool, max_in_flight, restart_file)
         lifetime.under_way = self._dispatcher.under_way
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
-        tie_native_procs(self._links.address)
+        tie_native_procs(self._links.address, _note_native_procs)
         native_calls.ask_by(self._report_gone)
         spawn_weaver_mesh()
         asyncio.run_coroutine_threadsafe(self._start(), loop).result()
@@ -176,6 +179,16 @@ class DrivenSession:
             received_bulk=0 if client.stream.bulk is None else client.stream.bulk.received,
         )
 
+    def restore(self, request: RestoreSession) -> None:
+        """Go on with the session of a driver that has died. On a connection's thread."""
+        self._lifetime.opened(request.persist)
+        self._clients.restarted = SessionRestarted(
+            f"session {self.name!r} goes on with another driver: the one before {request.why}, and its meshes and "
+            f"what was not answered are gone. Its functions with restarts were started again; attach to it with "
+            f"loom.connect(session={self.name!r})"
+        )
+        self._dispatcher.restore()
+
     def describe(self, subject: str) -> bytes:
         """Return a description of the session as JSON. Safe on any thread."""
         return self._dispatcher.describe(subject)
@@ -193,6 +206,12 @@ class DrivenSession:
         """Stop the session's meshes and tell the clients. On the event loop."""
         await self._dispatcher.close(reason)
         await self._loop.run_in_executor(None, self._clients.say_goodbye, SessionEnded(reason).message())
+
+
+def _note_native_procs(mesh: Any) -> None:
+    """Note that the function that runs in this thread has spawned a proc mesh with Monarch's own call."""
+    if (processes := current_processes()) is not None:
+        processes.native.append(mesh)
 
 
 def _attach(workers: Sequence[str], session: str) -> Any:

@@ -117,7 +117,7 @@ def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
         access = AccessControl(TokenAuthority("own"))
         access.guard(driver)  # type: ignore[arg-type]
         draining: Any = SimpleNamespace(check_open=lambda: None)
-        relay = Relay(driver, access, draining, lambda user, session: "a-key")  # type: ignore[arg-type]
+        relay = Relay(driver, access, draining)  # type: ignore[arg-type]
         client = Client(hello)
         principal = Principal(Token("gateway", "gateway", "drive", "", 0.0, user="admin"), "")
         scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}
@@ -159,7 +159,7 @@ def test_a_driver_of_before_users_is_told_what_it_knows_and_gets_no_guests(
         server = await asyncio.start_unix_server(driver.serve, driver.path)
         access = AccessControl(TokenAuthority("own"))
         access.guard(driver)  # type: ignore[arg-type]
-        relay = Relay(driver, access, SimpleNamespace(), lambda user, session: "a-key")  # type: ignore[arg-type]
+        relay = Relay(driver, access, SimpleNamespace())  # type: ignore[arg-type]
         client = Client(Hello(session="session-1"))
         principal = Principal(Token("1", user, "drive", "", 0.0), "")
         scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}

@@ -1,0 +1,194 @@
+"""Functions with restarts: they are started again after they have raised, and after their driver has died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+from tests.integration.session.run_functions import IN_TIME, until_it_prints
+from tests.support.actors import Counter
+from tests.support.gateways import BOUND, Gateway, await_end, await_true, gateway_of
+from tests.support.processes import still_there
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def gateway(cluster: LocalCluster) -> Iterator[Gateway]:
+    with gateway_of(cluster) as running:
+        yield running
+
+
+def count(folder: str, hosts: Any, until: int) -> tuple[int, int]:
+    """A function that notes its start, and goes on until enough starts are noted and a file is there."""
+    (Path(folder) / f"start-{len(os.listdir(folder))}").write_text(str(os.getpid()))
+    procs = hosts.spawn_procs(name="procs")
+    counters = procs.spawn("counters", Counter)
+    added = list(counters.add.call(1).get().values())
+    starts = len(os.listdir(folder))
+    print(f"start {starts}", flush=True)
+    if starts < until:
+        raise RuntimeError(f"start {starts} fails")
+    while not (Path(folder).parent / "go").exists():
+        time.sleep(0.01)
+    return starts, added[0]
+
+
+def starts_of(folder: Path) -> list[int]:
+    """The processes in which the function was started."""
+    return [int((folder / name).read_text()) for name in sorted(os.listdir(folder))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "starts"
+    found.mkdir()
+    return found
+
+
+def test_a_function_that_raises_is_started_again_with_new_processes(
+    gateway: Gateway, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "go").touch()
+    with gateway.connect() as job:
+        run = job.run(count, str(folder), job.hosts, 3, detach=True, name="counts", restarts=2)
+
+        assert run.result(BOUND) == (3, 1)
+
+        output = run.output()
+        assert len(set(starts_of(folder))) == 1
+    assert "RuntimeError: start 1 fails" in output
+    assert "1 more restarts are left" in output
+    assert "0 more restarts are left" in output
+
+
+def test_without_restarts_left_the_error_is_the_functions(gateway: Gateway, folder: Path) -> None:
+    with gateway.connect() as job:
+        with pytest.raises(RuntimeError, match="start 2 fails"):
+            job.run(count, str(folder), job.hosts, 9, restarts=1)
+        assert len(starts_of(folder)) == 2
+        assert job.runs() == {}
+
+
+def test_a_function_that_waits_for_its_next_start_is_cancelled(gateway: Gateway, folder: Path) -> None:
+    with gateway.connect() as job:
+        run = job.run(count, str(folder), job.hosts, 9, detach=True, restarts=9)
+        until_it_prints(run, "is started again")
+
+        assert run.cancel()
+
+        with pytest.raises(loom.OperationCancelled):
+            run.result(IN_TIME)
+
+
+def test_a_function_goes_on_with_another_driver_when_its_driver_is_killed(
+    gateway: Gateway, folder: Path, tmp_path: Path
+) -> None:
+    job = gateway.connect()
+    run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=3)
+    quick = job.run(os.getpid, detach=True, name="quick")
+    until_it_prints(run, "start 1")
+    driver = quick.result(IN_TIME)
+    pids = list(job.hosts.spawn_procs(name="more").spawn("counters", Counter).pid.call().get(BOUND).values())
+
+    os.kill(driver, signal.SIGKILL)
+
+    with pytest.raises(loom.SessionRestarted, match=r"was killed by SIGKILL.*loom\.connect\(session="):
+        run.result(BOUND)
+    for pid in pids:
+        await_end(pid)
+    with gateway.connect(job.session) as again:
+        assert again.session == job.session
+        assert list(again.runs()) == ["counts"]
+        assert again.runs()["counts"].id == run.id
+        assert again.meshes == {}
+        until_it_prints(again.runs()["counts"], "2 more restarts are left")
+        await_true(lambda: len(starts_of(folder)) == 2)
+        later = again.run(os.getpid)
+        assert starts_of(folder) == [driver, later]
+        assert gateway.session(job.session)["state"] == "open"
+        (tmp_path / "go").touch()
+        assert again.runs()["counts"].result(BOUND) == (2, 1)
+        # Nothing is left to start again, so a driver that dies now is the end of the session.
+        os.kill(later, signal.SIGKILL)
+        with pytest.raises(loom.SessionLost) as caught:
+            again.run(len, "abc")
+    assert not isinstance(caught.value, loom.SessionRestarted)
+    assert list(gateway.state.glob("*.restart")) == []
+
+
+def test_a_mesh_of_the_driver_is_no_argument_of_a_function_with_restarts(gateway: Gateway, folder: Path) -> None:
+    with gateway.connect() as job:
+        procs = job.hosts.spawn_procs(name="procs")
+        with pytest.raises(loom.WrongArguments, match=r"give it job\.hosts"):
+            job.run(len, [procs], restarts=1)
+        assert job.run(len, [procs]) == 1
+
+
+@pytest.mark.parametrize("restarts", [-2, 1.5, True, "3", 10**9])
+def test_a_number_of_restarts_that_makes_no_sense_is_refused(gateway: Gateway, restarts: Any) -> None:
+    with gateway.connect() as job, pytest.raises(ValueError, match="restarts is a number from 0 to"):
+        job.run(len, "abc", restarts=restarts)
+
+
+def test_a_function_that_is_too_large_to_be_kept_is_refused(gateway: Gateway) -> None:
+    with gateway.connect() as job, pytest.raises(loom.WrongArguments, match="64 MiB in a session"):
+        job.run(len, bytes(65 << 20), restarts=1)
+
+
+def test_a_session_whose_driver_and_gateway_die_goes_on_with_the_next_gateway(
+    cluster: LocalCluster, folder: Path, tmp_path: Path
+) -> None:
+    """As when the machine of both is lost, and the state folder is on another one."""
+    with gateway_of(cluster) as gateway:
+        job = gateway.connect()
+        run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=1)
+        until_it_prints(run, "start 1")
+        drivers = gateway.drivers()
+        gateway.end(signal.SIGKILL)
+        for driver in drivers:
+            with contextlib.suppress(psutil.NoSuchProcess):  # a spare ends with its gateway
+                driver.kill()
+        assert still_there(drivers, timeout=BOUND) == []
+
+        gateway.start()
+
+        # The client that stayed is told, and another one finds the function.
+        with pytest.raises(loom.SessionRestarted):
+            run.result(BOUND)
+        with gateway.connect(job.session) as again:
+            await_true(lambda: len(starts_of(folder)) == 2)
+            (tmp_path / "go").touch()
+            assert again.runs()["counts"].result(BOUND) == (2, 1)
+
+
+def test_a_session_that_is_ended_while_it_restarts_has_ended(cluster: LocalCluster, folder: Path) -> None:
+    with gateway_of(cluster) as gateway:
+        job = gateway.connect()
+        run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=1)
+        until_it_prints(run, "start 1")
+        await_true(lambda: gateway.rest("/status")["spare_ready"])
+        (spare,) = (driver for driver in gateway.drivers() if driver.pid != starts_of(folder)[0])
+        spare.suspend()
+        try:
+            os.kill(starts_of(folder)[0], signal.SIGKILL)
+            await_true(lambda: gateway.session(job.session)["state"] == "restarting")
+
+            gateway.rest(f"/sessions/{job.session}", method="DELETE")
+
+            await_true(lambda: gateway.rest("/sessions")["sessions"] == [])
+            with pytest.raises(loom.UnknownSession, match="has ended"):
+                gateway.connect(job.session)
+        finally:
+            spare.resume()
+        await_true(lambda: list(gateway.state.glob("*.restart")) == [])
