@@ -14,6 +14,7 @@ from loom.tracing.trace_ids import current_trace
 from loom.weaver.run_views import TrainingName
 from loom.wire.bodies import (
     AT_EACH,
+    MOST_RESTARTS,
     RECORD,
     STDOUT,
     AwaitRun,
@@ -33,9 +34,6 @@ from loom_proxy.notebook.live import LiveHtml, Shown
 from loom_proxy.session.calls import Calls
 
 RUNNING = "running"
-
-MOST_RESTARTS = 1_000_000
-"""Times at most that a function is started again."""
 
 
 class RunHandle(Shown):
@@ -333,9 +331,9 @@ class KnownRuns:
 
     def _operation(self, detached: bool, restarts: int) -> StartRun:
         """Return the operation for a function that has no name yet."""
-        if isinstance(restarts, bool) or not isinstance(restarts, int) or not AT_EACH <= restarts <= MOST_RESTARTS:
+        if isinstance(restarts, bool) or not isinstance(restarts, int) or not 0 <= restarts <= AT_EACH:
             raise ValueError(f"restarts is a number from 0 to {MOST_RESTARTS}, not {shortened(restarts)}")
-        if restarts > 0 and not self._caller.knows_restarts:
+        if 0 < restarts < AT_EACH and not self._caller.knows_restarts:
             raise ProtocolMismatch(
                 "the cluster's Loom is older, and starts no function again: upgrade it, or leave out restarts"
             )

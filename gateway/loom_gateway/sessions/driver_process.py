@@ -131,8 +131,6 @@ class DriverProcess(ABC):
 
     async def end(self, reason: str, timeout: float = END_TIMEOUT) -> None:
         """Tell the driver to stop its meshes and exit. Kill it after ``timeout`` seconds."""
-        if self.exited.is_set():
-            return
         await asyncio.to_thread(self.files.write_last_words, LastWords(reason))
         self.signal(signal.SIGTERM)
         try:

@@ -534,6 +534,9 @@ class SessionManager:
     async def end(self, session: UserSession, reason: str) -> None:
         if session.state is SessionState.RESTARTING:
             session.driver.reason = reason  # it is dead, and the session ends for this
+            session.begin_to_end()
+            await session.over.wait()
+            return
         session.begin_to_end()
         await session.driver.end(reason)
         await session.over.wait()

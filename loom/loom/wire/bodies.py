@@ -466,8 +466,11 @@ STDOUT, STDERR, RECORD = 1, 2, 3
 """The streams of a run's output: its two texts, and the records of `loom.notebook.displays` between them."""
 
 
-AT_EACH = -1
-"""For `StartRun.restarts`: the function runs in each driver of its session."""
+MOST_RESTARTS = 1_000_000
+"""Times at most that a function is started again."""
+
+AT_EACH = MOST_RESTARTS + 1
+"""For `StartRun.restarts`: the function runs in each driver of its session, whether it ends well or not."""
 
 
 @dataclass(frozen=True, slots=True)

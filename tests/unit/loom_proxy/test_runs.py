@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from loom.errors import ProtocolMismatch
 from loom.weaver.run_views import TrainingName
-from loom.wire.bodies import ListRuns, ReadRunOutput, RunChanged
+from loom.wire.bodies import AT_EACH, ListRuns, ReadRunOutput, RunChanged
 from loom_proxy.runs import KnownRuns
 
 
@@ -30,6 +31,7 @@ class StandIn:
 
     knows_traces = False
     knows_trainings = False
+    knows_restarts = False
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -49,6 +51,9 @@ class StandIn:
         return Answer((2, True, printed) if isinstance(operation, ReadRunOutput) else 5)
 
     def send(self, *_: object, **__: object) -> None:
+        """Nobody receives it."""
+
+    def flush(self) -> None:
         """Nobody receives it."""
 
 
@@ -106,3 +111,18 @@ def test_a_function_that_trains_names_the_run_if_the_driver_knows_it() -> None:
         "{'train': <RunHandle 'train' running, trains sft 3f2a9c>, 'other': <RunHandle 'other' done>}"
     )
     assert "trains sft 3f2a9c" in listed["train"]._repr_html_()
+
+
+def test_an_older_cluster_is_asked_for_no_restarts() -> None:
+    session: Any = StandIn()
+
+    with pytest.raises(ProtocolMismatch, match="is older, and starts no function again"):
+        KnownRuns(session).start(print, (), {}, None, 1)
+    assert KnownRuns(session).start(print, (), {}, None, AT_EACH).name == "print-7"
+
+
+@pytest.mark.parametrize("restarts", [-1, 1.5, True, "3", 10**9])
+def test_a_number_of_restarts_that_makes_no_sense_is_refused(restarts: Any) -> None:
+    session: Any = StandIn()
+    with pytest.raises(ValueError, match="restarts is a number from 0 to"):
+        KnownRuns(session).start(print, (), {}, None, restarts)

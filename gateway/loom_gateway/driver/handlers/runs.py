@@ -71,9 +71,11 @@ class FunctionRun:
         self.ident = request.id
         self.name = start.name
         self.trace = start.trace
-        self.restarts = start.restarts or 0
-        """Times that it may still be started again, or `AT_EACH`."""
-        self.request = request if self.restarts else None
+        self.at_each = start.restarts == AT_EACH
+        """Whether it runs in each driver of the session, and is never started again in one."""
+        self.restarts = 0 if self.at_each else start.restarts or 0
+        """Times that it may still be started again."""
+        self.request = request if start.restarts else None
         """What to start it by, as long as it may be."""
         self.attempt = 0  # how many starts in this driver have failed
         self.waits: asyncio.Task[None] | None = None  # for its next start
@@ -204,9 +206,9 @@ class Runs:
         Those that each driver has to run come first, and have ended before the others begin.
         """
         taken = [self._take_up(message) for message in left]
-        first = [one for one in taken if one[0].restarts == AT_EACH]
-        others = [one for one in taken if one[0].restarts != AT_EACH]
-        tasks.run("start functions again", self._begin_taken(first, others))
+        first = [one for one in taken if one[0].at_each]
+        others = [one for one in taken if not one[0].at_each]
+        tasks.run("begin functions of an earlier driver", self._begin_taken(first, others))
 
     def _take_up(self, message: Message) -> tuple[FunctionRun, Message]:
         """Return a function of an earlier driver, and what it is to be started by: one restart is used up."""
@@ -215,7 +217,7 @@ class Runs:
         request = replace(start, detached=True, restarts=restarts or None).message(message.id, message.parts)
         run = self._new(request)
         self._runs[run.ident] = run
-        if restarts != AT_EACH:
+        if not run.at_each:
             note = f"loom: its driver has died; the function is started again; {restarts} more restarts are left\n"
             run.output.write(STDERR, note)
         return run, request
@@ -246,7 +248,7 @@ class Runs:
         """Decode a function, and let it begin. On any thread but the event loop's."""
         try:
             function = self._decoded(run, request)
-            if run.restarts:
+            if run.request is not None:
                 self._restart_file.keep(request)
             else:
                 self._restart_file.drop(request)
@@ -259,7 +261,7 @@ class Runs:
         fn, args, kwargs = Decoder(functools.partial(self._give, run)).loads(
             request.parts, f"the function or an argument of run {run.name!r}"
         )
-        if run.restarts and run.keeps_driver:
+        if run.request is not None and run.keeps_driver:
             raise WrongArguments(
                 f"run {run.name!r} has restarts, and was given a mesh or port that ends with this driver: give it "
                 f"job.hosts, and let it spawn its own"
@@ -344,7 +346,7 @@ class Runs:
             with contextlib.suppress(RuntimeError):  # the loop is closed because the session is over
                 self._soon(self._wait_for_next, run, error)
             return
-        if run.request is not None and run.restarts > 0:
+        if run.request is not None and not run.at_each:
             self._restart_file.drop(run.request)  # before anybody learns of the end
         try:
             if error is None:

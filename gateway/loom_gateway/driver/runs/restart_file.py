@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loom.errors import LoomError, WrongArguments
 from loom.process.state_file import replace_file
-from loom.wire.bodies import StartRun
+from loom.wire.bodies import AT_EACH, StartRun
 from loom.wire.frames import decode_frame
 from loom.wire.length_prefix import LENGTH, behind_length
 from loom.wire.messages import Kind, Message
@@ -95,7 +95,7 @@ class RestartFile:
 
     def _note(self, message: Message, encoded: bytes) -> None:
         self._messages[message.kind, message.id] = encoded
-        if message.kind == Kind.RUN and (StartRun.from_body(message.body).restarts or 0) > 0:
+        if message.kind == Kind.RUN and StartRun.from_body(message.body).restarts != AT_EACH:
             self._functions.add((message.kind, message.id))
 
     def _write(self) -> None:

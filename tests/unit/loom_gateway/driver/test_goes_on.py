@@ -124,6 +124,7 @@ async def test_a_log_is_followed_further_after_a_failed_read() -> None:
 
 SHORT = {
     "answer a request",
+    "begin functions of an earlier driver",
     "beat for a trainer",
     "disconnect a client",
     "end a driver",
@@ -131,6 +132,7 @@ SHORT = {
     "end the session",
     "follow a command",
     "read for a trainer",
+    "start a function again",
     "talk to a debugger",
 }
 """The names of tasks that do one thing, for a caller that would not be helped if they did it again, or serve one

@@ -76,6 +76,13 @@ class SilentDriver:
     async def create(self, *owner: str) -> Any:
         return self.session
 
+    async def settled(self, session: Any) -> None:
+        """It never restarts."""
+
+    @staticmethod
+    def weaver_key(user: str, session: str) -> str:
+        return "a-key"
+
     async def end(self, session: Any, reason: str) -> None:
         session.state = SessionState.ENDED
         self.ended.append(reason)

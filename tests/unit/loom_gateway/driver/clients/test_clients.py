@@ -52,7 +52,7 @@ def test_a_client_that_watches_and_takes_nothing_is_put_out() -> None:
     clients = Clients()
     near, far = socket.socketpair()
     far.settimeout(BOUND)
-    connection = ClientConnection(None, None, near)  # type: ignore[arg-type]  # nobody runs it: it is only written to
+    connection = ClientConnection(None, None, None, near)  # type: ignore[arg-type]  # nobody runs it: it is only written to
     client, _ = clients.admit(connection, Hello(mode="watch"), Operations(taken.put))
 
     for _ in range(WATCHER_ROOM // (1 << 20) + 2):
@@ -72,7 +72,7 @@ def test_clients_that_call_share_the_room_for_what_they_do_not_take() -> None:
     for _ in range(3):  # nothing waits for the last
         near, far = socket.socketpair()
         ends += [near, far]
-        connection = ClientConnection(None, None, near)  # type: ignore[arg-type]  # it is only written to
+        connection = ClientConnection(None, None, None, near)  # type: ignore[arg-type]  # it is only written to
         callers.append(clients.admit(connection, Hello(mode="call"), Operations())[0])
     piece, half = bytes(CALLER_ROOM // 16), 8
 
@@ -118,7 +118,7 @@ def test_all_that_has_come_is_looked_at_for_what_is_taken_back() -> None:
         started.append(message.id)
 
     clients = Clients()
-    connection = ClientConnection(None, None, near)  # type: ignore[arg-type]
+    connection = ClientConnection(None, None, None, near)  # type: ignore[arg-type]
     client, _ = clients.admit(connection, Hello(), Operations(start))
     far.sendall(b"".join(frame(call(ident)) for ident in range(1, PACE + 1)))
 
@@ -134,7 +134,7 @@ def test_answers_may_come_from_any_thread_while_others_are_being_sent() -> None:
     """What waits to be sent is looked at for every large answer, while the writer thread takes from it."""
     clients = Clients()
     near, far = socket.socketpair()
-    connection = ClientConnection(None, None, near)  # type: ignore[arg-type]
+    connection = ClientConnection(None, None, None, near)  # type: ignore[arg-type]
     client, _ = clients.admit(connection, Hello(), Operations())
     client.sender.attach(connection)
     raised: list[BaseException] = []
@@ -172,7 +172,7 @@ def test_answers_may_come_from_any_thread_while_others_are_being_sent() -> None:
 def test_watching_clients_are_bounded_in_number_and_in_what_they_send() -> None:
     clients = Clients(max_message=1 << 34)
     pairs = [socket.socketpair() for _ in range(MAX_WATCHERS + 1)]
-    connections = [ClientConnection(None, None, near) for near, _ in pairs]  # type: ignore[arg-type]
+    connections = [ClientConnection(None, None, None, near) for near, _ in pairs]  # type: ignore[arg-type]
     for connection in connections[:MAX_WATCHERS]:
         client, _ = clients.admit(connection, Hello(mode="watch"), Operations())
     laptop = Stream()
@@ -198,7 +198,7 @@ def test_guests_who_watch_keep_nobody_else_out() -> None:
 
     def watch(guest: str | None) -> None:
         pairs.append(socket.socketpair())
-        clients.admit(ClientConnection(None, None, pairs[-1][0]), Hello(mode="watch"), Operations(), guest)  # type: ignore[arg-type]
+        clients.admit(ClientConnection(None, None, None, pairs[-1][0]), Hello(mode="watch"), Operations(), guest)  # type: ignore[arg-type]
 
     for _ in range(MAX_GUESTS):
         watch("bob")

@@ -8,7 +8,7 @@ from typing import Any
 
 from loom.errors import WeaverUnavailable
 from loom.weaver.run_views import RunsPlace, TrainingName
-from loom.wire.bodies import RECORD, OpenSession
+from loom.wire.bodies import RECORD, OpenSession, StartRun
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.runs import KEPT_BYTES, FunctionRun, Runs
 from loom_gateway.driver.runs.output import KEPT_RECORDS, RecordedOutput
@@ -16,7 +16,7 @@ from loom_gateway.driver.weaver_link import DriverWeaverLink
 
 
 def finished_run(ident: int, size: int, shown: int = 0) -> FunctionRun:
-    run = FunctionRun(ident, f"run {ident}", True)
+    run = FunctionRun(StartRun(f"run {ident}", True).message(ident))
     run.finished = run.finished_order = float(ident)
     run.answer = Message(Kind.RESULT, ident, [0.0], [range(size)])  # type: ignore[list-item]
     loop = asyncio.new_event_loop()
@@ -30,7 +30,7 @@ def finished_run(ident: int, size: int, shown: int = 0) -> FunctionRun:
 def test_results_are_kept_up_to_a_size_but_the_newest_in_any_case() -> None:
     runs = Runs.__new__(Runs)
     runs._runs = {ident: finished_run(ident, 100 << 20) for ident in range(1, 6)}
-    runs._runs[9] = FunctionRun(9, "going", True)
+    runs._runs[9] = FunctionRun(StartRun("going", True).message(9))
     runs._forget_oldest()
     assert list(runs._runs) == [4, 5, 9]
 
@@ -59,7 +59,7 @@ class WeaverStandIn:
 
 
 def going(ident: int, started: float, finished: float | None = None, given: tuple[int, ...] = ()) -> FunctionRun:
-    run = FunctionRun(ident, f"run {ident}", True)
+    run = FunctionRun(StartRun(f"run {ident}", True).message(ident))
     run.output = RecordedOutput(asyncio.new_event_loop(), lambda: None, place=f"{ident}@s")
     run.output._loop.close()
     run.started, run.finished = started, finished
