@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_a_function_that_raises_is_started_again_with_new_processes(
     gateway: Gateway, folder: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_function_that_raises_is_started_again_with_new_processes(
     assert "0 more restarts are left" in output
 
 
+@pytest.mark.slow
 def test_without_restarts_left_the_error_is_the_functions(gateway: Gateway, folder: Path) -> None:
     with gateway.connect() as job:
         with pytest.raises(RuntimeError, match="start 2 fails"):
@@ -140,6 +142,7 @@ def test_a_function_that_is_too_large_to_be_kept_is_refused(gateway: Gateway) ->
         job.run(len, bytes(65 << 20), restarts=1)
 
 
+@pytest.mark.slow
 def test_a_session_whose_driver_and_gateway_die_goes_on_with_the_next_gateway(
     cluster: LocalCluster, folder: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +169,7 @@ def test_a_session_whose_driver_and_gateway_die_goes_on_with_the_next_gateway(
             assert again.runs()["counts"].result(BOUND) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_session_that_is_ended_while_it_restarts_has_ended(cluster: LocalCluster, folder: Path) -> None:
     with gateway_of(cluster) as gateway:
         job = gateway.connect()
