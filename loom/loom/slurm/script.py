@@ -47,6 +47,10 @@ while kill -0 "$step" 2>/dev/null; do  # a signal ends the wait for the step, to
     wait "$step"
     code=$?
 done
+# A preempted job that ends in the time that it is given counts as completed, and would not start again.
+if [ ! -s "$notice" ] && scontrol show job "$SLURM_JOB_ID" --oneliner | grep -q ' PreemptTime=[0-9]'; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+fi
 exit "$code"
 """
 
