@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -103,16 +104,39 @@ def _recorded() -> dict[str, float]:
 
 
 class Recorder:
-    """Writes down how long each slow or long test took that passed, its fixtures included. A plugin of pytest."""
+    """Writes down how long each slow or long test took that passed, with its own fixtures. A plugin of pytest.
+
+    Fixtures of several tests are not counted to the first one, which would be slow by what others need, too.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
         self._slow: set[str] = set()
         self._failed: set[str] = set()
+        self._shared = 0.0  # seconds of the phase under way in which fixtures of several tests were set up
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+        """Measure the fixtures of several tests, each with those that it asks for meanwhile."""
+        before, started = self._shared, perf_counter()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                self._shared = before + perf_counter() - started
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Leave them out of how long the phase took."""
+        report = yield
+        report.duration -= self._shared
+        self._shared = 0.0
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a phase of a test."""
-        self._seconds[report.nodeid] += report.duration
+        """Note a phase of a test. What ends may be of several tests."""
+        if report.when != "teardown":
+            self._seconds[report.nodeid] += report.duration
         if "slow" in report.keywords or (report.when == "call" and report.duration >= LONG):
             self._slow.add(report.nodeid)
         if not report.passed:

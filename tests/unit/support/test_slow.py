@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.support import slow as module
-from tests.support.slow import TURN, part_of, turn_of
+from tests.support.slow import TURN, Recorder, part_of, turn_of
 
 pytest_plugins = ("pytester",)
 
@@ -84,3 +86,22 @@ def test_a_test_that_took_long_is_slow_though_nobody_marked_it(
     assert set(json.loads(seconds.read_text())) == {
         f"test_here.py::test_{which}" for which in ("long", "short", "grown")
     }
+
+
+def test_what_several_tests_share_makes_none_of_them_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    clock = iter([0.0, 1.0, 6.0, 8.0, 8.0, 8.5])
+    monkeypatch.setattr(module, "perf_counter", lambda: next(clock))
+    outer, inner, own = (
+        recorder.pytest_fixture_setup(cast(Any, SimpleNamespace(scope=scope)))
+        for scope in ("module", "session", "function")
+    )
+    for step in (outer, inner, inner, outer, own, own):  # the inner one is asked for by name
+        next(step, None)
+
+    report = recorder.pytest_runtest_makereport()
+    next(report)
+    with pytest.raises(StopIteration) as made:
+        report.send(cast(Any, SimpleNamespace(duration=8.75)))
+
+    assert made.value.value.duration == 0.75
