@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from starlette.types import Receive, Scope, Send
 
-from loom.errors import GatewayDraining, LoomError, ProtocolMismatch
+from loom.errors import GatewayDraining, LoomError, ProtocolMismatch, SessionRestarted
 from loom.process import tasks
 from loom.wire.bodies import Notice, OpenSession
 from loom.wire.frames import decode_frame, pack_texts
@@ -140,9 +140,11 @@ class Relay:
                 hello = _read_hello(hello_frame)
                 session = await self._access.check_hello(principal, hello)
                 session = session or await self._open(principal, hello.opening)
-                await self._manager.settled(session)
                 session.greeted += 1
-                link = await self._connect(session, hello_frame, self._access.guest(principal, session))
+                guest = self._access.guest(principal, session)
+                while link is None:
+                    await self._manager.settled(session)
+                    link = await self._greet(session, hello, hello_frame, guest)
                 if not await self._is_welcome(session, link, send):
                     return
             await self._relay(session, link, hello, principal, socket, receive, send)
@@ -173,6 +175,30 @@ class Relay:
         self._draining.check_open()
         with self._access.opening(principal):
             return await self._manager.create(principal.token.id, user, opening)
+
+    async def _greet(
+        self, session: UserSession, hello: Hello, hello_frame: bytes, guest: str | None
+    ) -> DriverLink | None:
+        """Connect to a session's driver, and wait for its answer to a hello.
+
+        Return None if the driver has died, and the hello is one for the next driver, too.
+        """
+        try:
+            link = await self._connect(session, hello_frame, guest)
+        except SessionRestarted:
+            if hello.stream:
+                raise
+            return None
+        try:
+            link.answer = await link.next()
+            anew = link.answer is None and link.error is None and not hello.stream
+            if not (anew and await _await_exit(session, link.driver) and link.driver.leaves_functions):
+                return link
+        except BaseException:
+            link.close()
+            raise
+        link.close()
+        return None
 
     async def _connect(self, session: UserSession, hello_frame: bytes, guest: str | None) -> DriverLink:
         """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""
@@ -208,7 +234,7 @@ class Relay:
 
     async def _is_welcome(self, session: UserSession, link: DriverLink, send: Send) -> bool:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""
-        first = await link.next()
+        first = link.answer
         if link.error is not None:
             await _refuse(send, link.error)
         elif first is None:

@@ -107,6 +107,7 @@ class DriverLink(asyncio.Protocol):
         self._traffic = traffic
         self.stream = ""  # the name of the client's stream, when it is known
         self.driver: DriverProcess  # set once it is connected
+        self.answer: bytes | None = None  # the driver's answer to the hello
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the driver has closed the connection."""
 

@@ -462,6 +462,9 @@ class SessionManager:
             DriverUnavailable: it takes long; the session is still restarting.
             SessionLost, UnknownSession: it has ended.
         """
+        driver = session.driver
+        if driver.exited.is_set() and driver.leaves_functions and session.state is SessionState.OPEN:
+            session.move_to(SessionState.RESTARTING)
         try:
             await asyncio.wait_for(session.settled.wait(), self._patience)
         except asyncio.TimeoutError:
