@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -319,3 +320,33 @@ def refused(*options: str, before: list[str] | None = None) -> subprocess.Comple
     return subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=BOUND, stdin=subprocess.DEVNULL
     )
+
+
+def _note_and_wait(path: str) -> None:
+    """A function that notes the user id of each start of its, and goes on for ever."""
+    with open(path, "a") as file:
+        file.write(f"{os.geteuid()}\n")
+    while True:
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_function_goes_on_under_another_user_id_and_nobody_else_reads_what_was_left(gateway: Gateway) -> None:
+    starts = gateway.folder / "starts"
+    starts.touch()
+    starts.chmod(0o666)
+    with gateway.connect() as job:
+        job.run(_note_and_wait, str(starts), detach=True, name="waits", restarts=1)
+        await_true(lambda: len(starts.read_text().splitlines()) == 1)
+        (left,) = gateway.state.glob("*/driver.restart")
+        kept = left.stat()
+
+        os.kill(pid_of(gateway, job), signal.SIGKILL)
+
+        await_true(lambda: len(starts.read_text().splitlines()) == 2)
+        with gateway.connect(job.session) as again:
+            assert list(again.runs()) == ["waits"]
+            assert not left.exists()
+    uids = [int(line) for line in starts.read_text().splitlines()]
+    assert (kept.st_uid, kept.st_mode & 0o777) == (uids[0], 0o600)
+    assert len({*uids, os.geteuid()}) == 3
