@@ -49,7 +49,7 @@ def kill_driver_and_gateway(gateway: Gateway, session: str) -> None:
 
 
 @pytest.mark.guarantees(
-    "sessions", "A training with restarts goes on from its last checkpoint, as one run, when its driver dies"
+    "training", "A training with restarts goes on from its last checkpoint, as one run, when its driver dies"
 )
 def test_a_training_whose_driver_dies_goes_on_as_one_run(cluster: LocalCluster, tmp_path: Path) -> None:
     with gateway_of(cluster) as gateway:
