@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.support.needs import skipped_if
 from tests.support.slurm import SlurmCluster, missing
 from tests.system.slurm.researcher import PROGRAMS, VIA, Researcher, loom, name_of, up
 
-pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LEDGER, TRAINING = PROGRAMS / "ledger.py", PROGRAMS / "training.py"
 
@@ -151,3 +152,48 @@ def test_a_gateway_alone_gets_hosts_when_it_is_grown(cluster: SlurmCluster) -> N
 def workers(cluster: SlurmCluster, address: str) -> int:
     """The number of workers that the gateway knows."""
     return len(json.loads(loom(cluster, "status", "--url", address, "--json").stdout)["workers"])
+
+
+@pytest.mark.parametrize("how", ["requeue", "preemption", "lost node"])
+def test_a_training_with_restarts_goes_on_in_a_job_that_starts_again(cluster: SlurmCluster, how: str) -> None:
+    address = up(cluster, "--nodes", "2", *VIA, host="laptop")
+    (job,) = cluster.jobs()
+    training = (address, f"/home/ada/checkpoints-{job.id}", "--restarts", "3")
+    with Researcher(cluster, TRAINING, *training, host="laptop") as researcher:
+        researcher.until("step")
+        researcher.until("step")
+        if how == "requeue":
+            cluster.scontrol("requeue", job.id)
+        elif how == "preemption":
+            urgent = ["srun", "--partition=urgent", "--nodes=3", "--exclusive", "true"]
+            cluster.login(urgent).check_returncode()
+        else:
+            cluster.kill_node(1)
+            cluster.wait("a node that is down", lambda: cluster.node_states()["n1"].startswith("down"))
+            cluster.start_node(1)
+        researcher.until("restarted")
+        assert researcher.until("open")["hosts"] == 2
+        finished = researcher.until("finished")
+    assert finished["restored"] > 0
+    assert_one_curve(finished["runs"], again=how == "lost node")
+    assert [(row.id, row.state) for row in cluster.jobs()] == [(job.id, "RUNNING")]
+
+
+def test_a_training_longer_than_its_time_limits_is_one_run_in_a_chain_of_allocations(cluster: SlurmCluster) -> None:
+    chain = ["--chain", "30", "--time", "2", "--notice", "30"]
+    address = up(cluster, "--nodes", "1", *chain, *VIA, host="laptop")
+    training = (address, "/home/ada/chained", "--restarts", "30", "--pace", "0.2")
+    with Researcher(cluster, TRAINING, *training, host="laptop") as researcher:
+        for _ in range(3):
+            researcher.until("restarted")
+        assert_one_curve(researcher.until("finished")["runs"])
+    assert loom(cluster, "slurm", "down", name_of(address)).returncode == 0
+    assert cluster.jobs() == []
+
+
+def assert_one_curve(runs: list[dict[str, Any]], again: bool = False) -> None:
+    """The training is one run, whose steps rise, but for those since a checkpoint that were made again."""
+    (run,) = runs
+    *steps, last = run["steps"]  # the last one is told again at the end
+    assert (run["name"], run["state"], last) == ("train", "completed", 1200)
+    assert again or steps == sorted(set(steps))

