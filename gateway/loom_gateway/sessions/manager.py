@@ -408,6 +408,8 @@ class SessionManager:
             session.questions.close()
             if session.is_ending or not session.driver.leaves_functions or not await self._start_again(session):
                 break
+        if self._closing and not session.is_ending and session.driver.leaves_functions:
+            return  # the next gateway goes on with it
         if session.driver.leaves_functions:
             await asyncio.to_thread(session.driver.files.remove)
         if session.state is not SessionState.ENDED:  # else this has died since, and is at it again

@@ -190,3 +190,27 @@ def test_a_session_that_is_ended_while_it_restarts_has_ended(cluster: LocalClust
         finally:
             spare.resume()
         await_true(lambda: list(gateway.state.glob("*.restart")) == [])
+
+
+@pytest.mark.slow
+def test_a_gateway_that_is_told_to_stop_leaves_a_session_that_restarts_to_the_next(
+    cluster: LocalCluster, folder: Path, tmp_path: Path
+) -> None:
+    with gateway_of(cluster) as gateway:
+        job = gateway.connect()
+        run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=1)
+        until_it_prints(run, "start 1")
+        await_true(lambda: gateway.rest("/status")["spare_ready"])
+        (spare,) = (driver for driver in gateway.drivers() if driver.pid != starts_of(folder)[0])
+        spare.suspend()
+        os.kill(starts_of(folder)[0], signal.SIGKILL)
+        await_true(lambda: gateway.session(job.session)["state"] == "restarting")
+        spare.kill()
+
+        gateway.end(signal.SIGTERM)
+        assert len(starts_of(folder)) == 1
+        gateway.start()
+
+        with gateway.connect(job.session) as again:
+            (tmp_path / "go").touch()
+            assert again.runs()["counts"].result(BOUND) == (2, 1)
