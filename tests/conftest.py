@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import loom
@@ -20,6 +21,10 @@ from tests.support import slow
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+
+# An example takes as long as a busy machine makes it.
+hypothesis.settings.register_profile("loom", deadline=None)
+hypothesis.settings.load_profile("loom")
 
 KINDS = ("system", "integration", "unit")
 """Folders of tests. What is in one has a marker of its name; those that take longest begin first."""

@@ -39,12 +39,12 @@ def test_a_value_with_an_obvious_plain_form_gets_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_value_without_one_is_refused_soon_by_its_path(name: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
 
     with pytest.raises(WrongArguments, match=r"^config\.lr"):
         plain({"lr": REFUSED[name]}, "config")
 
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize(
