@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from time import monotonic
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -43,6 +43,9 @@ from loom.instrument.training import (
     NOWHERE,
     as_run_name,
 )
+
+if TYPE_CHECKING:
+    from loom_proxy.contexts import GatewayChoice
 
 SITE = Path(__file__).parents[1] / "instrument" / "site"
 """The folder with the `sitecustomize` that Python runs at its start."""
@@ -101,8 +104,8 @@ def run(
     """Run a command such as python or torchrun: each process of it that trains can be watched and changed.
 
     Its processes that train are the replicas NAME_0, NAME_1, … of the group NAME. They report to LOOM_WEAVER, or to
-    the weaver of the gateway that LOOM_URL, the current context or a running `loom up` names; without one the
-    command runs all the same. Input, output, signals and the exit code are the command's.
+    the weaver of the gateway that LOOM_URL, the current context or a running `loom up` names, or of the only one in
+    Slurm; without one the command runs all the same. Input, output, signals and the exit code are the command's.
 
     With --on it runs on a cluster. This folder is synced, and the packages of its uv.lock or requirements.txt are
     installed there. Its output and its exit code are shown here; Ctrl-C leaves it running.
@@ -152,7 +155,10 @@ def find_weaver(until: float) -> str | None:
 
     to = None
     try:
-        if (to := _by(until, find_gateway)) is not None:
+        to = _by(until, find_gateway)
+        if to is None and "SLURM_JOB_ID" in os.environ:
+            to = _by(until, _find_in_slurm)
+        if to is not None:
             return _by(until, partial(to.weaver_address, STARTS_WITHIN))
         _say(NOWHERE)
     except Exception as error:  # noqa: BLE001 - wherever it would report to, the command runs
@@ -160,6 +166,26 @@ def find_weaver(until: float) -> str | None:
         if isinstance(error, Unavailable | TimeoutError):
             return ""
     return None
+
+
+def _find_in_slurm() -> GatewayChoice | None:
+    """Return the gateway of the user's only allocation of Slurm, which ``LOOM_URL`` names from now on.
+
+    Raises:
+        WrongArguments: there are several.
+    """
+    from loom.slurm.allocation import gateways_here
+    from loom_proxy.contexts import find_gateway
+
+    addresses = [f"slurm://{name}" for name in gateways_here()]
+    if len(addresses) > 1:
+        raise WrongArguments(
+            f"you have {len(addresses)} gateways in Slurm, {' and '.join(addresses)}: name one, such as by "
+            f"`export LOOM_URL={addresses[0]}` in the batch script"
+        )
+    for address in addresses:
+        os.environ["LOOM_URL"] = address
+    return find_gateway()
 
 
 def _by(until: float, work: Callable[[], T]) -> T:

@@ -384,7 +384,10 @@ def _name_of_program() -> str:
     return PurePath(file).stem if file else "train"
 
 
-NOWHERE = "nothing to report to: no LOOM_WEAVER, no LOOM_URL, no current context and no running `loom up`"
+NOWHERE = (
+    "nothing to report to: no LOOM_WEAVER, no LOOM_URL, no current context, no running `loom up` and, in Slurm, no "
+    "gateway of `loom slurm up`"
+)
 
 
 def ask_gateway() -> str:
@@ -415,14 +418,17 @@ def set_replica_group(number: int) -> None:
 
 
 def global_rank() -> int:
-    """Return ``RANK``, else the rank in torch.distributed's default group at this moment, else 0.
+    """Return ``RANK``, else the rank in torch.distributed's default group, else that in a step of Slurm, else 0.
 
     The ranks of torchft's replica groups follow one another.
     """
     before = _replica_group * int(os.environ.get("WORLD_SIZE", "1"))
     if (rank := os.environ.get("RANK", "")).isdecimal():
         return before + int(rank)
-    return before + (int(sys.modules["torch.distributed"].get_rank()) if _process_group() is not None else 0)
+    if _process_group() is not None:
+        return before + int(sys.modules["torch.distributed"].get_rank())
+    rank = os.environ.get("SLURM_PROCID", "")
+    return before + (int(rank) if rank.isdecimal() else 0)
 
 
 def _merge(into: dict[str, Any], metrics: Mapping[str, Any]) -> None:

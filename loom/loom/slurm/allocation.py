@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from loom.errors import AllocationFailed, LoomError, NameTaken, NotFound, Unavailable, WrongArguments
 from loom.process.backoff import Backoff
@@ -354,6 +356,30 @@ def listed(slurm: Slurm) -> list[ListedAllocation]:
 def _current(jobs: Iterable[QueuedJob]) -> QueuedJob | None:
     """Return, of an allocation's jobs, the newest that runs, or else that lives, or else of all."""
     return max(jobs, key=lambda job: (not job.state.is_over, not job.state.waits, job.id), default=None)
+
+
+def gateways_here() -> list[str]:
+    """Return the names of this user's allocations whose gateway listens, as the shared home says.
+
+    Those with a gateway alone come in place of all others, if there are any. Slurm is asked only if several are
+    left: the node of one of them may have been lost before it could take the gateway's place out of the home.
+    """
+    login = LocalLogin()
+    root = Path(root_of(login))
+    found: dict[str, tuple[int, bool]] = {}
+    for path in sorted(root.glob(f"*/{GATEWAY}")):
+        with contextlib.suppress(OSError, ValueError, TypeError, WrongArguments):  # it was just removed
+            spec = AllocationSpec.from_json((path.parent / SPEC).read_text())
+            found[path.parent.name] = GatewayFacts.from_json(path.read_text()).job_id, spec.gateway_only
+    chosen = {name: job for name, (job, alone) in found.items() if alone}
+    chosen = chosen or {name: job for name, (job, _) in found.items()}
+    if len(chosen) < 2:
+        return list(chosen)
+    with contextlib.suppress(LoomError):
+        jobs = Slurm(login).jobs(ids=list(chosen.values()))
+        living = {job.id for job in jobs if not job.state.is_over}
+        return [name for name, job in chosen.items() if job in living]
+    return list(chosen)
 
 
 def root_of(login: Login) -> str:

@@ -16,9 +16,21 @@ from time import monotonic
 
 import pytest
 
-from loom.cli.run import SITE, _checked, _is_first, check_free, default_name, environment, find_weaver, start
+from loom.cli.run import (
+    SITE,
+    _checked,
+    _find_in_slurm,
+    _is_first,
+    check_free,
+    default_name,
+    environment,
+    find_weaver,
+    start,
+)
 from loom.errors import WrongArguments
 from loom.instrument.training import MAX_RUN_NAME, as_run_name
+from loom.slurm.folder import GatewayFacts
+from loom.slurm.spec import AllocationSpec
 from tests.support.needs import skip_because
 from tests.support.paths import ROOT
 
@@ -185,6 +197,43 @@ def test_whatever_answers_the_command_starts_in_time(
         check_free(f"tcp://{address}/k", "fit", monotonic() + 0.5)
 
     assert capsys.readouterr().err.startswith(f"loom run: it cannot report to ws://{address} (from LOOM_URL): ")
+
+
+def made_gateway(root: Path, name: str, job: int, **asked: bool) -> None:
+    (root / name).mkdir(parents=True)
+    (root / name / "spec.json").write_text(AllocationSpec(**asked).to_json())
+    (root / name / "gateway.json").write_text(GatewayFacts("127.0.0.1", 1, job).to_json())
+
+
+def test_in_a_job_of_slurm_it_reports_to_the_users_only_gateway_there(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOOM_URL", "")  # which is set below
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.setenv("LOOM_SLURM_FOLDER", str(tmp_path / "slurm"))
+    queue = tmp_path / "squeue"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert _find_in_slurm() is None
+    made_gateway(tmp_path / "slurm", "one", 1)
+    assert str(_find_in_slurm()).startswith("slurm://one")
+
+    monkeypatch.setenv("LOOM_URL", "")
+    made_gateway(tmp_path / "slurm", "two", 2)
+    assert find_weaver(monotonic() + 60.0) is None
+    assert capsys.readouterr().err == (
+        "loom run: it cannot report: you have 2 gateways in Slurm, slurm://one and slurm://two: name one, such as "
+        "by `export LOOM_URL=slurm://one` in the batch script\n"
+    )
+    queue.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo slurm 21.08.8\n'
+        "echo '2|RUNNING|ada|main|(null)|1|N/A|N/A|1700000000|10:00|n1|None|two'\n"
+    )
+    queue.chmod(0o755)
+    assert str(_find_in_slurm()).startswith("slurm://two")  # the node of the other one was lost
+
+    made_gateway(tmp_path / "slurm", "watch", 3, gateway_only=True)
+    monkeypatch.setenv("LOOM_URL", "")
+    assert str(_find_in_slurm()).startswith("slurm://watch")
 
 
 PLACES = {

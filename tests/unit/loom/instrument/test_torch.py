@@ -38,9 +38,12 @@ def _reporting(weaver: FakeWeaver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOM_RUN", "fit")
 
 
+@pytest.mark.parametrize("rank_variable", ["RANK", "SLURM_PROCID"])
 @pytest.mark.usefixtures("_reporting", "hooked")
-def test_a_process_is_a_replica_from_its_first_step_on(weaver: FakeWeaver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
+def test_a_process_is_a_replica_from_its_first_step_on(
+    weaver: FakeWeaver, monkeypatch: pytest.MonkeyPatch, rank_variable: str
+) -> None:
+    monkeypatch.setenv(rank_variable, "3")
     optimizer = sgd()
     assert trainings._training is None
 
