@@ -16,6 +16,7 @@ from loom.errors import LoomError, WrongArguments
 if TYPE_CHECKING:
     from loom.slurm.allocation import Allocation, ListedAllocation
     from loom.slurm.queue import QueuedJob, Slurm
+    from loom.slurm.spec import MeshSpec
 
 app = typer.Typer(
     help="Run Loom in an allocation of Slurm: a gateway on its first node, a worker on each.", no_args_is_help=True
@@ -65,6 +66,14 @@ def up(
         int,
         typer.Option("--chain", min=1, help="Allocations one after the other: each submits the next at its start."),
     ] = 1,
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mesh",
+            metavar="NAME:nodes=N[,KEY=VALUE...]",
+            help="In place of --nodes: those of a named mesh; keys: partition, account, qos, gpus-per-node.",
+        ),
+    ] = None,
     gateway_only: Annotated[
         bool, typer.Option("--gateway-only", help="A gateway without workers, for `loom run` in other jobs.")
     ] = False,
@@ -76,6 +85,7 @@ def up(
         str | None,
         typer.Option("--container", metavar="IMAGE", help="Image with Loom: .sif by Apptainer, others by pyxis."),
     ] = None,
+    array: Annotated[str | None, typer.Option(hidden=True)] = None,
     via: Via = None,
     options: Options = None,
 ) -> None:
@@ -85,9 +95,11 @@ def up(
     """
     from loom.slurm.address import SlurmAddress
     from loom.slurm.allocation import Allocation
-    from loom.slurm.spec import AllocationSpec
+    from loom.slurm.spec import NO_ARRAY, AllocationSpec
     from loom.slurm.ssh import parse_ssh_address
 
+    if array is not None:
+        raise WrongArguments(NO_ARRAY)
     spec = AllocationSpec(
         nodes=nodes,
         name=name,
@@ -102,6 +114,7 @@ def up(
         venv=venv,
         container=container,
         options=tuple(options or ()),
+        meshes=dict(map(_mesh, mesh or ())),
     )
     with _slurm(via) as slurm:
         allocation = Allocation.submit(slurm, spec, _tell)
@@ -213,6 +226,14 @@ def grow(
         )
         job_id = allocation.grow(int(more), spec, _tell)
     say(f"{name}: submitted job {job_id} with {counted(int(more), 'further node')}; `loom status` shows its hosts")
+
+
+def _mesh(text: str) -> tuple[str, MeshSpec]:
+    from loom.slurm.spec import MeshSpec
+
+    name, _, facts = text.partition(":")
+    given = dict(fact.partition("=")[::2] for fact in facts.split(",") if fact)
+    return name, MeshSpec.of(name, {key.replace("-", "_"): value for key, value in given.items()})
 
 
 def _words(name: str, via: str | None) -> str:

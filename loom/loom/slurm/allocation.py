@@ -185,7 +185,7 @@ class Allocation:
             nodes: how many.
             spec: what to ask Slurm for; by default what this allocation was asked for.
         """
-        spec = replace(spec or self.spec(), name=self.name, nodes=nodes, chain=1, gateway_only=False)
+        spec = replace(spec or self.spec(), name=self.name, nodes=nodes, meshes={}, chain=1, gateway_only=False)
         login, root = self.login, self.folder.rpartition("/")[0]
         script = batch_script(spec, root, _python(login, spec), ids=GROWN, arguments=" --grown")
         job_id = _submitted(self.slurm, script, self.name, tell)

@@ -18,13 +18,17 @@ GROWN = "grown"
 """The ids of the jobs that brought further workers, a line each."""
 GATEWAY = "gateway.json"
 WORKERS = "workers"
-WORKER_FILE = "workers.txt"
 STATE = "state"
 LOG = "log"
 FAILED = "failed"
 """Why the gateway cannot run, written by its node; the other nodes end then, too."""
 NOTICE = "notice-"
 """The beginning of the name of a file of each start of a job, empty until the job ends soon."""
+
+
+def worker_file(mesh: str = "") -> str:
+    """Return the name of the file with the workers of a mesh; by default that of an allocation without meshes."""
+    return f"{WORKERS}-{mesh}.txt" if mesh else f"{WORKERS}.txt"
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class WorkerKey(NamedTuple):
     job: int
     restart: int
     rank: int
-    """The number of the node in its job."""
+    """The number of the node in its job, of which those of each mesh follow one another."""
     node: str
 
     def __str__(self) -> str:

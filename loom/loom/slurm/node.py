@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from types import FrameType
@@ -42,15 +42,15 @@ from loom.slurm.folder import (
     SPEC,
     STATE,
     TOKEN,
-    WORKER_FILE,
     WORKERS,
     GatewayFacts,
     PublishedWorker,
     WorkerKey,
     merged,
     published,
+    worker_file,
 )
-from loom.slurm.spec import AllocationSpec
+from loom.slurm.spec import AllocationSpec, MeshSpec
 from loom.terminal_text import fit_line
 
 logger = logging.getLogger("loom.slurm")
@@ -89,12 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run this node's part of an allocation until SIGTERM, and exit."""
     parser = argparse.ArgumentParser(prog="python -m loom.slurm.node", description=__doc__)
     parser.add_argument("--grown", action="store_true", help="bring workers to a gateway of another job")
+    parser.add_argument("--first", type=int, default=0, help="the number of the step's first node in the job")
     parser.add_argument("folder", type=Path, help="the allocation's folder")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        leads = not options.grown and os.environ.get("SLURM_NODEID") == "0"
-        node = AllocationNode(options.folder, os.environ, leads=leads)
+        rank = options.first + int(os.environ.get("SLURM_NODEID", "0"))
+        node = AllocationNode(options.folder, os.environ, rank, leads=rank == 0 and not options.grown)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, node.on_signal)
         for number in (signal.SIGHUP, signal.SIGUSR2):
@@ -111,18 +112,20 @@ class AllocationNode:
     Args:
         folder: the allocation's.
         given: the variables that Slurm has set.
+        rank: the number of the node in the job.
         leads: whether the gateway is here.
     """
 
-    def __init__(self, folder: Path, given: Mapping[str, str], *, leads: bool) -> None:
+    def __init__(self, folder: Path, given: Mapping[str, str], rank: int, *, leads: bool) -> None:
         self._folder = folder
         self._spec = AllocationSpec.from_json((folder / SPEC).read_text())
         self._leads = leads
-        self._count = int(given.get("SLURM_NNODES", "1"))
+        meshes = self._spec.meshes
+        self._count = self._spec.node_count if meshes else int(given.get("SLURM_NNODES", "1"))
         self._job = int(given["SLURM_JOB_ID"])
         self._restart = int(given.get("SLURM_RESTART_COUNT", "0"))
         self._name = given.get("SLURMD_NODENAME") or socket.gethostname()
-        self._key = WorkerKey(self._job, self._restart, int(given.get("SLURM_NODEID", "0")), self._name)
+        self._key = WorkerKey(self._job, self._restart, rank, self._name)
         self.address = own_address(self._name, folder / f"nodes-{self._job}", given)
         self._environment = {name: value for name, value in given.items() if not _OF_STEP.fullmatch(name)}
         self._environment.pop("LOOM_TOKEN", None)  # of another gateway
@@ -168,7 +171,7 @@ class AllocationNode:
 
     def _remove_stale(self) -> None:
         """Remove what was left by a gateway before this one, and by workers that Slurm has lost."""
-        for name in (GATEWAY, FAILED, WORKER_FILE):
+        for name in (GATEWAY, FAILED, *self._worker_files([])):
             (self._folder / name).unlink(missing_ok=True)
         here = set(merged(published(self._folder), self._job, self._restart, _ids(self._folder / GROWN)))
         for worker in published(self._folder):
@@ -225,8 +228,19 @@ class AllocationNode:
                 listed = found
 
     def _list(self, workers: Sequence[PublishedWorker]) -> None:
-        replace_file(self._folder / WORKER_FILE, "".join(f"{worker.address}\n" for worker in workers))
+        for name, listed in self._worker_files(workers).items():
+            replace_file(self._folder / name, "".join(f"{worker.address}\n" for worker in listed))
         logger.info("workers: %s", ", ".join(str(worker.key) for worker in workers) or "none")
+
+    def _worker_files(self, workers: Iterable[PublishedWorker]) -> dict[str, list[PublishedWorker]]:
+        """Return the names of the files of workers, one for each mesh in their order, and which are in each."""
+        meshes = self._spec.meshes or {"": MeshSpec(self._count)}
+        files: dict[str, list[PublishedWorker]] = {worker_file(mesh): [] for mesh in meshes}
+        mesh_of = [worker_file(name) for name, mesh in meshes.items() for _ in range(mesh.nodes)]
+        for worker in workers:
+            # A mesh that is not the last one does not grow.
+            files[mesh_of[worker.key.rank if worker.key.job == self._job else -1]].append(worker)
+        return files
 
     def _publish_gateway(self, gateway: SupervisedPart, workers: Sequence[PublishedWorker]) -> None:
         missing = [f"{worker.key.node}: {why}" for worker in workers if (why := why_unreachable(worker))]
@@ -248,9 +262,11 @@ class AllocationNode:
         # The same port at each start in this job, so that clients find it again.
         self._gateway_port = self._gateway_port or free_ports(1, self.address)[0]
         folder = self._folder
+        sources = [f"{mesh}=file:{folder / worker_file(mesh)}" for mesh in self._spec.meshes]
+        sources = sources or [f"file:{folder / worker_file()}"]
         return python(
             "loom_gateway",
-            *("--workers", f"file:{folder / WORKER_FILE}"),
+            *(word for source in sources for word in ("--workers", source)),
             *("--host", self.address, "--port", str(self._gateway_port)),
             *("--weaver-listen", f"{bracketed(self.address)}:0"),
             *("--token-file", str(folder / TOKEN)),

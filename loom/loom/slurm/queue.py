@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ _ENVIRONMENT = (
     "SLURM_TIME_FORMAT=%s",
 )
 
-_QUEUE_FIELDS = ("%A", "%T", "%u", "%P", "%a", "%D", "%S", "%e", "%V", "%l", "%N", "%r", "%j")
+_QUEUE_FIELDS = ("%i", "%T", "%u", "%P", "%a", "%D", "%S", "%e", "%V", "%l", "%N", "%r", "%j")
 """Of ``squeue --format``. The name comes last: it may contain what separates the fields."""
 
 _PAST_FIELDS = (
@@ -140,6 +140,8 @@ class QueuedJob:
     """Its end, or the latest one that its time limit allows."""
     time_limit: float | None = None
     """Seconds."""
+    component: int = 0
+    """Its number in a heterogeneous job, whose id is that of the first component."""
 
 
 class Partition(NamedTuple):
@@ -206,8 +208,10 @@ class Slurm:
         except _NoSuchJob:
             return []
         return [
-            job for job in found if (not wanted or job.id in wanted) and (not named or job.name in named)
-        ]  # fmt: skip
+            job
+            for job in _with_components(found)
+            if (not wanted or job.id in wanted) and (not named or job.name in named)
+        ]
 
     def job(self, number: int) -> QueuedJob | None:
         """Return a job; None if Slurm has forgotten it."""
@@ -315,7 +319,8 @@ def _read_job(job: Mapping[str, Any]) -> QueuedJob:
     limit = _number(past.get("limit") if past is not None else job.get("time_limit"))
     times = past if past is not None else job
     return QueuedJob(
-        id=int(job["job_id"]),
+        id=int(_number(job.get("het_job_id")) or job["job_id"]),
+        component=int(_number(job.get("het_job_offset")) or 0),
         name=str(job.get("name", "")),
         state=QueueState.read(state["current"] if isinstance(state, dict) else state),
         user=str(job.get("user") or job.get("user_name") or ""),
@@ -348,14 +353,16 @@ def read_table(text: str) -> list[QueuedJob]:
     jobs = []
     for line in text.splitlines():
         fields = line.split("|", len(_QUEUE_FIELDS) - 1)
-        if len(fields) < len(_QUEUE_FIELDS) or not fields[0].strip().isdecimal():
+        match = re.fullmatch(r"\s*(\d+)(?:\+(\d+))?\s*", fields[0])
+        if len(fields) < len(_QUEUE_FIELDS) or match is None:
             continue  # a warning, or a site's own line
-        number, state, user, partition, account, count, start, end, submitted, limit, nodes, reason, name = (
+        _, state, user, partition, account, count, start, end, submitted, limit, nodes, reason, name = (
             field.strip() for field in fields
         )
         jobs.append(
             QueuedJob(
-                id=int(number),
+                id=int(match[1]),
+                component=int(match[2] or 0),
                 name=name,
                 state=QueueState.read(state),
                 user=user,
@@ -371,6 +378,28 @@ def read_table(text: str) -> list[QueuedJob]:
             )
         )
     return jobs
+
+
+def _with_components(jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
+    """Return jobs with the nodes of all their components, and the worst reason for which one of these waits."""
+    found: dict[int, list[QueuedJob]] = {}
+    for job in jobs:
+        found.setdefault(job.id, []).append(job)
+    whole = []
+    for components in found.values():
+        first, *others = sorted(components, key=lambda job: job.component)
+        if others:
+            reasons = sorted(
+                (job.reason for job in components if job.reason), key=lambda one: not explain(one).lasts
+            )
+            first = replace(
+                first,
+                node_count=sum(job.node_count for job in components),
+                nodes=",".join(job.nodes for job in (first, *others) if job.nodes),
+                reason=reasons[0] if reasons else "",
+            )
+        whole.append(first)
+    return whole
 
 
 def _seconds(text: str) -> float | None:

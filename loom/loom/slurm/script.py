@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 
 from loom.slurm.folder import NOTICE
-from loom.slurm.spec import AllocationSpec, is_for_apptainer, sbatch_lines
+from loom.slurm.spec import AllocationSpec, components, is_for_apptainer, sbatch_lines
 
 _NODE = "import sys; sys.path[:] = [path for path in sys.path if path]; from loom.slurm.node import main; main()"
 """What each node runs. Without the current folder, in which a user's file may be named like a module of Loom's."""
@@ -25,7 +25,7 @@ folder=$root/$name
 {claim}
 cd "$folder" || exit 1
 grep -qx "$SLURM_JOB_ID" {ids} 2>/dev/null || echo "$SLURM_JOB_ID" >>{ids}
-scontrol show node "$SLURM_JOB_NODELIST" --oneliner |
+scontrol show node "{nodes}" --oneliner |
     sed -n 's/^NodeName=\\([^ ]*\\) .* NodeAddr=\\([^ ]*\\) .*/\\1 \\2/p' >"nodes-$SLURM_JOB_ID"
 if [ "$left" -gt 1 ] && [ ! -s "next-$SLURM_JOB_ID" ]; then
     env -u SLURM_RESTART_COUNT sbatch --parsable --job-name="$name" --dependency="afterany:$SLURM_JOB_ID" \\
@@ -39,13 +39,19 @@ notice=$folder/{notice}$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 # The nodes read it. A signal to the step would end each process of it at once, before it has saved its state.
 trap 'echo notice >"$notice"' USR1 TERM
 trap : HUP USR2
-srun --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap \\
-    --cpu-bind=none --mem=0 --output="$folder/log/%N.log" --open-mode=append \\
-    {launch} "$folder" &
-step=$!
-while kill -0 "$step" 2>/dev/null; do  # a signal ends the wait for the step, too
-    wait "$step"
-    code=$?
+step() {{
+    exec srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap --cpu-bind=none --mem=0 \\
+        --output="$folder/log/%N.log" --open-mode=append "$@"
+}}
+{steps}
+code=0
+for step in $steps; do
+    while :; do
+        wait "$step"
+        ended=$?
+        kill -0 "$step" 2>/dev/null || break  # a signal ends the wait for the step, too
+    done
+    [ "$code" -ne 0 ] || code=$ended
 done
 # A preempted job that ends in the time that it is given counts as completed, and would not start again.
 if [ ! -s "$notice" ] && scontrol show job "$SLURM_JOB_ID" --oneliner | grep -q ' PreemptTime=[0-9]'; then
@@ -86,8 +92,29 @@ def batch_script(
         ids=ids,
         notice=NOTICE,
         claim=_CLAIM_UNNAMED.format(new=new) if new else "",
-        launch=f"{_launch(spec, python)} -c {shlex.quote(_NODE)}{arguments}",
+        nodes=_node_list(spec),
+        steps=_steps(spec, f"{_launch(spec, python)} -c {shlex.quote(_NODE)}{arguments}"),
     )
+
+
+def _node_list(spec: AllocationSpec) -> str:
+    groups = range(len(spec.meshes))
+    if len(groups) < 2:
+        return "$SLURM_JOB_NODELIST"
+    return ",".join(f"$SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in groups)
+
+
+def _steps(spec: AllocationSpec, launch: str) -> str:
+    """Return the lines that start the steps: one for each component of the job."""
+    asked = components(spec)
+    if len(asked) < 2:
+        return f'step --ntasks="$SLURM_JOB_NUM_NODES" {launch} "$folder" &\nsteps=$!'
+    lines, first = ["steps="], 0
+    for group, component in enumerate(asked):
+        counted = f"--het-group={group} --ntasks={component.nodes}"
+        lines += [f'step {counted} {launch} --first {first} "$folder" &', 'steps="$steps $!"']
+        first += component.nodes
+    return "\n".join(lines)
 
 
 def _launch(spec: AllocationSpec, python: str) -> str:

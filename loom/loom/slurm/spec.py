@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from loom.errors import WrongArguments
 from loom.slurm.queue import read_duration
@@ -29,13 +29,48 @@ _OURS = {
     "--signal": "--notice",
     "--parsable": "",
     "--wrap": "",
-    "--array": "",
-    "-a": "",
     "--ntasks-per-node": "",
     "--ntasks": "--nodes",
     "-n": "--nodes",
 }
 """Options of ``sbatch`` that Loom gives itself, and Loom's options in their place."""
+
+
+NO_ARRAY = (
+    "an array is no allocation for Loom: each of its jobs would have a gateway, and a session has one. Submit "
+    "several allocations, each with a --name; or let nodes join one gateway as they come free, by `loom slurm grow`"
+)
+
+_MESH_NAME = re.compile(r"[^\W_]\w*")
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """Nodes of a named mesh, a component of a heterogeneous job. What is None is as for the allocation."""
+
+    nodes: int = 1
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpus_per_node: str | None = None
+
+    @classmethod
+    def of(cls, name: str, given: Mapping[str, object]) -> MeshSpec:
+        """Return what a user asks for a mesh.
+
+        Raises:
+            WrongArguments: the name or one of the facts makes no sense.
+        """
+        known = [one.name for one in fields(cls)]
+        if not _MESH_NAME.fullmatch(name) or not name.isidentifier():
+            raise WrongArguments(f"{name!r} cannot name a mesh: give a name such as trainers")
+        if wrong := [one for one in given if one not in known]:
+            raise WrongArguments(f"the mesh {name} has no {wrong[0]!r}: give {', '.join(known)}")
+        nodes = str(given.get("nodes", "1"))
+        if not nodes.isdecimal() or int(nodes) < 1:
+            raise WrongArguments(f"the mesh {name} has 1 node at least, not {nodes}")
+        texts = {one: str(value) for one, value in given.items() if one != "nodes" and value is not None}
+        return cls(int(nodes), **texts)
 
 
 @dataclass(frozen=True)
@@ -68,12 +103,16 @@ class AllocationSpec:
     """An image with Loom: a file ``.sif`` or an address that Apptainer takes; any other is for pyxis."""
     options: tuple[str, ...] = ()
     """Further options of ``sbatch``, as they are."""
+    meshes: Mapping[str, MeshSpec] = field(default_factory=dict)
+    """Named meshes in place of `nodes`, in their order."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise WrongArguments(f"an allocation has 1 node at least, not {self.nodes}")
         if self.gateway_only and self.nodes > 1:
             raise WrongArguments("a gateway alone has one node: leave --nodes out")
+        if self.meshes and (self.nodes > 1 or self.gateway_only):
+            raise WrongArguments("meshes have nodes of their own: leave --nodes and --gateway-only out")
         if self.chain < 1:
             raise WrongArguments(f"a chain has 1 allocation at least, not {self.chain}")
         if self.name is not None:
@@ -95,9 +134,16 @@ class AllocationSpec:
             )
         for option in self.options:
             word = option.partition("=")[0]
+            if word in ("--array", "-a"):
+                raise WrongArguments(NO_ARRAY)
             if word in _OURS:
                 instead = f"use {_OURS[word]} of Loom's" if _OURS[word] else "Loom gives it itself"
                 raise WrongArguments(f"{word} is no option for an allocation of Loom's: {instead}")
+
+    @property
+    def node_count(self) -> int:
+        """The nodes of all meshes together."""
+        return sum(mesh.nodes for mesh in self.meshes.values()) or self.nodes
 
     def to_json(self) -> str:
         """Return it as JSON, for the allocation's folder."""
@@ -108,7 +154,8 @@ class AllocationSpec:
         """Return what `to_json` wrote; what only a newer Loom knows is left out."""
         known = {field.name for field in fields(cls)}
         given = {name: value for name, value in json.loads(text).items() if name in known}
-        return cls(**{**given, "options": tuple(given.get("options", ()))})
+        meshes = {name: MeshSpec(**mesh) for name, mesh in given.get("meshes", {}).items()}
+        return cls(**{**given, "options": tuple(given.get("options", ())), "meshes": meshes})
 
 
 def check_name(name: str) -> None:
@@ -128,8 +175,32 @@ def is_for_apptainer(container: str) -> bool:
     return container.endswith(".sif") or container.partition("://")[0] in schemes
 
 
+def components(spec: AllocationSpec) -> list[AllocationSpec]:
+    """Return what is asked for each component of an allocation's job; one if it is not heterogeneous."""
+    return [
+        replace(
+            spec,
+            nodes=mesh.nodes,
+            partition=mesh.partition or spec.partition,
+            account=mesh.account or spec.account,
+            qos=mesh.qos or spec.qos,
+            gpus_per_node=mesh.gpus_per_node or spec.gpus_per_node,
+            meshes={},
+        )
+        for mesh in spec.meshes.values()
+    ] or [spec]
+
+
 def sbatch_lines(spec: AllocationSpec, name: str, output: str) -> Sequence[str]:
     """Return the options of ``sbatch`` for an allocation, of which no one holds a secret."""
+    first, *others = components(spec)
+    lines = [*_component_lines(first, name), *_script_lines(spec, output)]
+    for other in others:
+        lines += ["hetjob", *_component_lines(other, name)]
+    return lines
+
+
+def _component_lines(spec: AllocationSpec, name: str) -> Iterator[str]:
     given = {
         "job-name": name,
         "nodes": str(spec.nodes),
@@ -139,12 +210,13 @@ def sbatch_lines(spec: AllocationSpec, name: str, output: str) -> Sequence[str]:
         "qos": spec.qos,
         "gpus-per-node": spec.gpus_per_node,
         "time": spec.time_limit,
-        "output": output,
-        "open-mode": "append",
-        "signal": f"B:USR1@{spec.notice:.0f}" if spec.notice else None,
     }
-    return [f"--{word}={value}" for word, value in given.items() if value is not None] + [
-        "--requeue",
-        "--no-kill",
-        *spec.options,
-    ]
+    yield from (f"--{word}={value}" for word, value in given.items() if value is not None)
+    yield from ("--requeue", "--no-kill", *spec.options)
+
+
+def _script_lines(spec: AllocationSpec, output: str) -> Iterator[str]:
+    """Yield the options that concern the batch script, which runs on the first component."""
+    yield from (f"--output={output}", "--open-mode=append")
+    if spec.notice:
+        yield f"--signal=B:USR1@{spec.notice:.0f}"

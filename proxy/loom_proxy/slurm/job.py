@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from loom.errors import LoomError, UnknownAllocation, WaitTimeout
+from loom.errors import LoomError, UnknownAllocation, WaitTimeout, WrongArguments
 from loom.slurm.address import SlurmAddress
 from loom.slurm.allocation import Allocation
 from loom.slurm.queue import Slurm
-from loom.slurm.spec import NOTICE, AllocationSpec
+from loom.slurm.spec import NO_ARRAY, NOTICE, AllocationSpec, MeshSpec
 from loom.slurm.ssh import login_of, parse_ssh_address
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.launched_job import LaunchedJob
@@ -37,6 +37,9 @@ class SlurmJob(LaunchedJob):
 
     Args:
         nodes: number of nodes; the size of the dimension ``hosts``.
+        meshes: named meshes in place of ``nodes``, such as ``{"trainers": {"nodes": 2, "gpus_per_node": 8}}``: a
+            heterogeneous job. What a mesh does not say of ``partition``, ``account``, ``qos`` and ``gpus_per_node``
+            is as given here. They are ``state().trainers`` and so on.
         name: name of the allocation; default ``loom-JOBID``.
         partition: Slurm's partition; by default the cluster's.
         account: the account that pays.
@@ -47,7 +50,8 @@ class SlurmJob(LaunchedJob):
         chain: allocations in all, each of which submits its successor.
         venv: virtual environment with Loom on the nodes; by default the one of this program, on a login node.
         container: image with Loom; a file ``.sif`` is run by Apptainer, any other by pyxis.
-        options: further options of ``sbatch``, as they are.
+        options: further options of ``sbatch``, as they are, for each mesh.
+        array: refused: a session has one gateway, and each job of an array would have its own.
         via: the login node, ``ssh://[USER@]HOST[:PORT]``; None if this machine is one.
         sync_dirs: folders to ship to every host with `Job.sync`.
         session: name of a living session to attach to, see `loom.connect`.
@@ -64,6 +68,7 @@ class SlurmJob(LaunchedJob):
         self,
         nodes: int = 1,
         *,
+        meshes: Mapping[str, Mapping[str, object]] | None = None,
         name: str | None = None,
         partition: str | None = None,
         account: str | None = None,
@@ -75,6 +80,7 @@ class SlurmJob(LaunchedJob):
         venv: str | os.PathLike[str] | None = None,
         container: str | None = None,
         options: Sequence[str] = (),
+        array: object = None,
         via: str | None = None,
         sync_dirs: Sequence[str | os.PathLike[str]] = (),
         session: str | None = None,
@@ -83,6 +89,8 @@ class SlurmJob(LaunchedJob):
         launch_timeout: float | None = None,
     ) -> None:
         super().__init__()
+        if array is not None:
+            raise WrongArguments(NO_ARRAY)
         self._spec = AllocationSpec(
             nodes=nodes,
             name=name,
@@ -96,6 +104,7 @@ class SlurmJob(LaunchedJob):
             venv=None if venv is None else os.fspath(venv),
             container=container,
             options=tuple(options),
+            meshes={mesh: MeshSpec.of(mesh, asked) for mesh, asked in (meshes or {}).items()},
         )
         self._login_address = None if via is None else parse_ssh_address(via)
         self._via = via
@@ -209,4 +218,4 @@ class SlurmJob(LaunchedJob):
 
     def __repr__(self) -> str:
         where = "" if self._via is None else f" via {self._via}"
-        return f"<SlurmJob {self._name or 'without a name yet'!r}{where}: nodes={self._spec.nodes}>"
+        return f"<SlurmJob {self._name or 'without a name yet'!r}{where}: nodes={self._spec.node_count}>"

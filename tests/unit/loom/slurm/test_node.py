@@ -17,7 +17,7 @@ from loom.process.backoff import Backoff
 from loom.slurm import node as module
 from loom.slurm.folder import GatewayFacts, PublishedWorker, WorkerKey, merged, published
 from loom.slurm.node import AllocationNode, own_address, why_unreachable
-from loom.slurm.spec import AllocationSpec
+from loom.slurm.spec import AllocationSpec, MeshSpec
 
 LISTENS = """echo '{"event": "listening", "pid": 1}'; trap 'exit 0' TERM; while :; do sleep 0.02; done"""
 
@@ -60,14 +60,13 @@ def node_of(
 ) -> ScriptedNode:
     given = {
         "SLURM_JOB_ID": str(job),
-        "SLURM_NODEID": str(rank),
         "SLURM_NNODES": str(count),
         "SLURM_RESTART_COUNT": str(restart),
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURMD_NODENAME": f"n{rank}.invalid",
         "PATH": os.environ["PATH"],
     }
-    return ScriptedNode(folder, given, **({"leads": rank == 0} | options))
+    return ScriptedNode(folder, given, rank, **({"leads": rank == 0} | options))
 
 
 @pytest.fixture
@@ -114,6 +113,26 @@ def test_a_gateway_is_published_when_all_workers_have_come(
     wait_until(lambda: facts_in(folder))
     assert facts_in(folder) == GatewayFacts("127.0.0.1", 8470, 7, node="n0.invalid")
     assert len((folder / "workers.txt").read_text().splitlines()) == 2
+
+
+def test_each_mesh_has_the_workers_of_its_nodes(
+    folder: Path, running: Callable[[AllocationNode], threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "why_unreachable", lambda worker: None)
+    write_spec(folder, AllocationSpec(name="mine", meshes={"trainers": MeshSpec(2), "generators": MeshSpec()}))
+    (folder / "grown").write_text("8\n")
+    for rank in (2, 0, 1):
+        running(node_of(folder, rank))
+    running(node_of(folder, 0, job=8, leads=False))
+    wait_until(lambda: facts_in(folder) and lines_in(folder / "workers-generators.txt") == 2)
+    assert lines_in(folder / "workers-trainers.txt") == 2
+    command = AllocationNode._gateway_command(node_of(folder))
+    sources = [word for word in command if "file:" in word]
+    assert sources == [f"{mesh}=file:{folder}/workers-{mesh}.txt" for mesh in ("trainers", "generators")]
+
+
+def lines_in(file: Path) -> int:
+    return len(file.read_text().splitlines())
 
 
 def test_a_worker_that_no_connection_reaches_is_told(
@@ -217,7 +236,7 @@ def test_programs_of_sessions_do_not_take_themselves_for_ranks_of_the_step(folde
         "SLURM_JOB_GPUS": "0,1",
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
     }
-    node = AllocationNode(folder, given, leads=True)
+    node = AllocationNode(folder, given, 0, leads=True)
     assert node._environment == {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0,1"}
 
 

@@ -62,6 +62,24 @@ def test_a_name_with_the_separator_is_read_whole() -> None:
     assert by_id(read_table(output("squeue-22.05.txt")))[2].name == "a|b 1"
 
 
+COMPONENTS = """\
+7+0|PENDING|ada|main|(null)|2|N/A|N/A|1700000000|10:00||None|mine
+7+1|PENDING|ada|short|(null)|1|N/A|N/A|1700000000|10:00||PartitionTimeLimit|mine
+"""
+JSON_COMPONENTS = """{"jobs": [
+  {"job_id": 7, "het_job_id": {"set": true, "number": 7}, "het_job_offset": {"set": true, "number": 0},
+   "name": "mine", "job_state": ["RUNNING"], "nodes": "n[1-2]", "node_count": {"set": true, "number": 2}},
+  {"job_id": 8, "het_job_id": {"set": true, "number": 7}, "het_job_offset": {"set": true, "number": 1},
+   "name": "mine", "job_state": ["RUNNING"], "nodes": "n3", "node_count": {"set": true, "number": 1}}]}"""
+
+
+def test_a_heterogeneous_job_is_one_with_the_nodes_and_the_worst_reason_of_its_components() -> None:
+    (waits,) = Slurm(RecordedLogin(version="22.05.8", squeue=COMPONENTS)).jobs(ids=[7])
+    assert (waits.id, waits.node_count, waits.reason) == (7, 3, "PartitionTimeLimit")
+    (runs,) = Slurm(RecordedLogin(version="23.02.1", squeue_json=JSON_COMPONENTS)).jobs(ids=[7])
+    assert (runs.id, runs.node_count, runs.nodes) == (7, 3, "n[1-2],n3")
+
+
 @pytest.mark.parametrize("version", ["21.08", "22.05", "23.02", "23.11", "24.05", "25.05"])
 def test_the_json_of_every_version_has_the_same_jobs(version: str) -> None:
     recorded = by_id(read_jobs(output("squeue-22.05.json")))

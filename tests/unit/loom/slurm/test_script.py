@@ -9,7 +9,7 @@ import pytest
 
 import loom
 from loom.slurm.script import batch_script
-from loom.slurm.spec import AllocationSpec
+from loom.slurm.spec import AllocationSpec, MeshSpec
 
 
 def script_of(spec: AllocationSpec, **options: Any) -> str:
@@ -30,6 +30,8 @@ def script_of(spec: AllocationSpec, **options: Any) -> str:
         ({"time_limit": "1"}, "the notice of 120 s comes before a time limit of 60 s has begun"),
         ({"options": ("--job-name=x",)}, "use --name"),
         ({"options": ("-o", "file")}, "Loom gives it itself"),
+        ({"options": ("--array=0-3",)}, "several allocations"),
+        ({"nodes": 2, "meshes": {"trainers": MeshSpec()}}, "meshes have nodes of their own"),
     ],
 )
 def test_an_impossible_allocation_is_refused_before_slurm_is_asked(wrong: dict[str, Any], words: str) -> None:
@@ -38,7 +40,7 @@ def test_an_impossible_allocation_is_refused_before_slurm_is_asked(wrong: dict[s
 
 
 def test_an_allocations_folder_keeps_what_was_asked_for() -> None:
-    spec = AllocationSpec(nodes=2, time_limit="1-0", options=("--exclusive",))
+    spec = AllocationSpec(time_limit="1-0", options=("--exclusive",), meshes={"trainers": MeshSpec(2)})
     newer = spec.to_json().replace("{", '{"of_a_newer_loom": 1,', 1)
     assert AllocationSpec.from_json(newer) == spec
 
@@ -51,6 +53,31 @@ def test_options_are_lines_of_the_script_that_no_shell_changes() -> None:
     assert "#SBATCH '--constraint=[a|b c]'" in lines
     assert "#SBATCH --signal=B:USR1@120" in lines
     assert lines[0] == "#!/bin/sh"
+
+
+def test_named_meshes_are_components_of_the_job_each_with_a_step() -> None:
+    meshes = {"trainers": MeshSpec(2, gpus_per_node="8"), "generators": MeshSpec(partition="cpu")}
+    script = script_of(AllocationSpec(name="mine", partition="gpu", notice=60, meshes=meshes))
+    first, second = (part.splitlines() for part in script.split("#SBATCH hetjob\n"))
+    assert {"#SBATCH --nodes=2", "#SBATCH --partition=gpu", "#SBATCH --gpus-per-node=8"} <= set(first)
+    assert {"#SBATCH --nodes=1", "#SBATCH --partition=cpu"} <= set(second)
+    assert not [line for line in second if line.startswith("#SBATCH --gpus-per-node")]
+    steps = [line for line in second if line.startswith("step ")]
+    assert [line.split(" /")[0] for line in steps] == [f"step --het-group={n} --ntasks={2 - n}" for n in range(2)]
+    assert ["--first 0" in steps[0], "--first 2" in steps[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("my mesh", {}), "cannot name a mesh"),
+        (("trainers", {"hosts": 2}), "no 'hosts': give nodes, partition"),
+        (("trainers", {"nodes": 0}), "1 node at least, not 0"),
+    ],
+)
+def test_an_impossible_mesh_is_refused(given: tuple[str, dict[str, object]], words: str) -> None:
+    with pytest.raises(loom.WrongArguments, match=words):
+        MeshSpec.of(*given)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +102,7 @@ def test_python_comes_from_the_environment_or_the_image(spec: AllocationSpec, la
         script_of(AllocationSpec(name="mine", chain=5)),
         script_of(AllocationSpec(), new=".new-1"),
         script_of(AllocationSpec(name="a", container="it's an image"), arguments=" --grown"),
+        script_of(AllocationSpec(meshes={"a": MeshSpec(), "b": MeshSpec(3)}), new=".new-1"),
     ],
 )
 def test_the_script_is_one_of_sh(script: str) -> None:
