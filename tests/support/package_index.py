@@ -1,4 +1,4 @@
-"""A package index on this machine, with one package, so that real installers can be tried without the internet."""
+"""Wheels, and a package index on this machine, so that real installers can be tried without the internet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,17 +14,23 @@ from pathlib import Path
 NAME = "loom_test_package"
 
 
-def build_wheel(folder: Path, version: str) -> Path:
-    """Build a wheel of `NAME`, whose module has its ``version``."""
-    info = f"{NAME}-{version}.dist-info"
+def build_wheel(
+    folder: Path,
+    version: str,
+    name: str = NAME,
+    content: Mapping[str, str] | None = None,
+    tag: str = "py3-none-any",
+) -> Path:
+    """Build a wheel, by default of `NAME`, whose module has its ``version``."""
+    info = f"{name}-{version}.dist-info"
     files = {
-        f"{NAME}.py": f'version = "{version}"\n',
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **({f"{name}.py": f'version = "{version}"\n'} if content is None else content),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{NAME}-{version}-py3-none-any.whl"
+    wheel = folder / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)

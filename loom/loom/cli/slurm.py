@@ -85,6 +85,10 @@ def up(
         str | None,
         typer.Option("--container", metavar="IMAGE", help="Image with Loom: .sif by Apptainer, others by pyxis."),
     ] = None,
+    wheelhouse: Annotated[
+        str | None,
+        typer.Option("--wheelhouse", metavar="FOLDER", help="Wheels of which each node makes an environment."),
+    ] = None,
     array: Annotated[str | None, typer.Option(hidden=True)] = None,
     via: Via = None,
     options: Options = None,
@@ -113,6 +117,7 @@ def up(
         gateway_only=gateway_only,
         venv=venv,
         container=container,
+        wheelhouse=wheelhouse,
         options=tuple(options or ()),
         meshes=dict(map(_mesh, mesh or ())),
     )

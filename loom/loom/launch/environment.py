@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from loom.errors import EnvironmentFailed, LoomError
 from loom.launch.project import PackageFile, PackageList
@@ -87,13 +87,18 @@ def environment_on_this_host(packages: PackageList | str, base: Path | None = No
         raise _failed(f"{error.filename}: {error.strerror or error}") from error
 
 
-def usable_cache(part: str) -> Path:
-    """Return a folder in this machine's cache, which only its user can read. Raise `OSError` if there is none."""
+def usable_cache(part: str, *, shared: bool = True) -> Path:
+    """Return a folder in this machine's cache, which only its user can read. Raise `OSError` if there is none.
+
+    Args:
+        shared: whether it may lie in the user's home, which other machines may share.
+    """
     problem = OSError(0, "no folder for the cache: set LOOM_CACHE to one")
-    for cache in cache_folders():
+    for cache in cache_folders(shared=shared):
         try:
             (cache / part).mkdir(mode=0o700, parents=True, exist_ok=True)
-            if (cache / part).stat().st_uid == os.geteuid():
+            # Another user may have made the folder in /tmp before, and could replace what is in it.
+            if cache.stat().st_uid in (0, os.geteuid()) and (cache / part).stat().st_uid == os.geteuid():
                 return cache / part
         except OSError as error:
             problem = error
@@ -202,6 +207,13 @@ def _run(command: Sequence[str], folder: str, variables: Mapping[str, str], lock
     if done.wait():
         program = " ".join([os.path.basename(command[0]), *command[1:3]])
         raise _failed(f"`{program} …` ended with {done.returncode}:\n" + "\n".join(lines))
+
+
+def become_python(environment: HostEnvironment, arguments: Sequence[str]) -> NoReturn:
+    """Let an environment's Python take this process's place. It holds the environment until its end."""
+    for hold in _holds:
+        os.set_inheritable(hold, True)
+    os.execv(environment.python, [environment.python, *arguments])
 
 
 def _trim(base: Path) -> None:

@@ -167,13 +167,17 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def cache_folders() -> Iterator[Path]:
-    """Yield the folders that may be this machine's cache, the best first: ``LOOM_CACHE``, or the user's."""
+def cache_folders(*, shared: bool = True) -> Iterator[Path]:
+    """Yield the folders that may be this machine's cache, the best first: ``LOOM_CACHE``, or the user's.
+
+    Args:
+        shared: whether one in the home is among them, which other machines may share.
+    """
     chosen = os.environ.get("LOOM_CACHE")
     if chosen:
         yield Path(chosen).absolute()
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if os.path.isabs(home):
+    if shared and os.path.isabs(home):
         yield Path(home) / "loom"
     yield Path(tempfile.gettempdir()) / f"loom-cache-{os.geteuid()}"

@@ -153,7 +153,7 @@ class Allocation:
         """
         login = slurm.login
         slurm.version()
-        python = _python(login, spec)
+        python, spec = _python(login, spec), _with_wheels(login, spec)
         root = root_of(login)
         if spec.name is not None:
             _check_free(slurm, spec.name)
@@ -412,13 +412,13 @@ def _numbers(text: str) -> list[int]:
 
 def _python(login: Login, spec: AllocationSpec) -> str:
     """Return the interpreter that nodes run."""
-    if spec.container is not None:
+    if spec.container is not None or spec.wheelhouse is not None:
         return ""
     if spec.venv is None:
         if not isinstance(login, LocalLogin):
             raise WrongArguments(
                 f"nothing says which Python has Loom on the nodes behind {login.name}: give --venv FOLDER, a "
-                "virtual environment on the shared home, or --container IMAGE"
+                "virtual environment on the shared home, --wheelhouse FOLDER or --container IMAGE"
             )
         return sys.executable
     found = login.run(["sh", "-c", 'cd -- "$1" && test -x bin/python && pwd', "sh", spec.venv])
@@ -428,6 +428,21 @@ def _python(login: Login, spec: AllocationSpec) -> str:
             f"python3 -m venv {spec.venv} && {spec.venv}/bin/pip install 'monarch-loom[gateway]'"
         )
     return f"{found.stdout.strip()}/bin/python"
+
+
+def _with_wheels(login: Login, spec: AllocationSpec) -> AllocationSpec:
+    """Return what is asked for with the absolute path of the folder of wheels, if there is one."""
+    if spec.wheelhouse is None:
+        return spec
+    script = 'cd -- "$1" && ls monarch_loom-*.whl >/dev/null && pwd'
+    found = login.run(["sh", "-c", script, "sh", spec.wheelhouse])
+    if found.code:
+        raise WrongArguments(
+            f"{spec.wheelhouse} on {login.name} has no wheel of monarch-loom: `pip download -d {spec.wheelhouse} "
+            "'monarch-loom[gateway]'` on a machine with internet and the nodes' Python makes a folder with all "
+            "that is needed"
+        )
+    return replace(spec, wheelhouse=found.stdout.strip())
 
 
 def _prepare(login: Login, root: str, folder: str) -> None:

@@ -20,15 +20,20 @@ GATEWAY = "gateway.json"
 WORKERS = "workers"
 STATE = "state"
 LOG = "log"
-FAILED = "failed"
-"""Why the gateway cannot run, written by its node; the other nodes end then, too."""
 NOTICE = "notice-"
-"""The beginning of the name of a file of each start of a job, empty until the job ends soon."""
+"""The beginning of the name of a file of each start of a job, empty until the job ends soon: then it has the word
+`SOON`, or why the allocation cannot run. All nodes end then."""
+SOON = "notice"
 
 
 def worker_file(mesh: str = "") -> str:
     """Return the name of the file with the workers of a mesh; by default that of an allocation without meshes."""
     return f"{WORKERS}-{mesh}.txt" if mesh else f"{WORKERS}.txt"
+
+
+def notice_file(job: int | str, restart: int | str) -> str:
+    """Return the name of the file by which all nodes of a start of a job are told to end."""
+    return f"{NOTICE}{job}-{restart}"
 
 
 @dataclass(frozen=True)

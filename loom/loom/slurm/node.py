@@ -35,10 +35,9 @@ from loom.process.orphans import adopt_orphans
 from loom.process.state_file import replace_file
 from loom.process.threads import keep_going
 from loom.slurm.folder import (
-    FAILED,
     GATEWAY,
     GROWN,
-    NOTICE,
+    SOON,
     SPEC,
     STATE,
     TOKEN,
@@ -47,6 +46,7 @@ from loom.slurm.folder import (
     PublishedWorker,
     WorkerKey,
     merged,
+    notice_file,
     published,
     worker_file,
 )
@@ -57,6 +57,9 @@ logger = logging.getLogger("loom.slurm")
 
 WORKERS_TIMEOUT = 120.0
 """Seconds that the gateway's node waits for the workers of the others before it goes on without them."""
+
+WHEELS_TIMEOUT = 1200.0
+"""The same, where each node may make an environment of its own."""
 
 REACH_TIMEOUT = 5.0
 """Seconds that a worker's port has to accept a connection from the gateway's node."""
@@ -124,6 +127,7 @@ class AllocationNode:
         self._count = self._spec.node_count if meshes else int(given.get("SLURM_NNODES", "1"))
         self._job = int(given["SLURM_JOB_ID"])
         self._restart = int(given.get("SLURM_RESTART_COUNT", "0"))
+        self._notice = folder / notice_file(self._job, self._restart)
         self._name = given.get("SLURMD_NODENAME") or socket.gethostname()
         self._key = WorkerKey(self._job, self._restart, rank, self._name)
         self.address = own_address(self._name, folder / f"nodes-{self._job}", given)
@@ -163,7 +167,8 @@ class AllocationNode:
             if self._leads:
                 self._lead(self._parts[0])
             else:
-                self._follow()
+                while not self._ends_soon(LOOK_EVERY[1]):
+                    pass
         finally:
             self._end()
         if self._failure is not None:
@@ -171,7 +176,7 @@ class AllocationNode:
 
     def _remove_stale(self) -> None:
         """Remove what was left by a gateway before this one, and by workers that Slurm has lost."""
-        for name in (GATEWAY, FAILED, *self._worker_files([])):
+        for name in (GATEWAY, *self._worker_files([])):
             (self._folder / name).unlink(missing_ok=True)
         here = set(merged(published(self._folder), self._job, self._restart, _ids(self._folder / GROWN)))
         for worker in published(self._folder):
@@ -189,8 +194,12 @@ class AllocationNode:
             return True
         with contextlib.suppress(OSError):
             # A file that is there is read anew on shared file systems, while one that was missing may long seem so.
-            if (self._folder / f"{NOTICE}{self._job}-{self._restart}").read_text():
-                logger.info("the job ends soon: what trains here has %g s to save its state", self._grace)
+            if why := self._notice.read_text().strip():
+                logger.info(
+                    "the job ends%s: what trains here has %g s to save its state",
+                    " soon" if why == SOON else f", {why}",
+                    self._grace,
+                )
                 return True
         return False
 
@@ -198,22 +207,13 @@ class AllocationNode:
         """Give up: a part of this node cannot run."""
         self._failure = error
         if self._leads:
-            replace_file(self._folder / FAILED, f"{error}\n")
+            self._notice.write_text(f"the gateway cannot run: {error}\n")
         self._ending.set()
-
-    def _follow(self) -> None:
-        """Wait for the end, of this node or of its gateway's."""
-        while not self._ends_soon(LOOK_EVERY[1]):
-            if self._key.job in _ids(self._folder / GROWN):
-                continue
-            with contextlib.suppress(OSError):
-                logger.error("the gateway cannot run: %s", (self._folder / FAILED).read_text().strip())
-                return
 
     def _lead(self, gateway: SupervisedPart) -> None:
         """Keep the list of workers, and publish the gateway when it listens and the workers have come."""
         expected = 0 if self._spec.gateway_only else self._count
-        until = time.monotonic() + WORKERS_TIMEOUT
+        until = time.monotonic() + (WHEELS_TIMEOUT if self._spec.wheelhouse else WORKERS_TIMEOUT)
         listed: list[PublishedWorker] | None = None
         while not self._ends_soon(LOOK_EVERY[listed is not None]):
             grown = _ids(self._folder / GROWN)

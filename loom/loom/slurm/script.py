@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import shlex
 
-from loom.slurm.folder import NOTICE
+from loom.slurm.folder import SOON, notice_file
 from loom.slurm.spec import AllocationSpec, components, is_for_apptainer, sbatch_lines
 
 _NODE = "import sys; sys.path[:] = [path for path in sys.path if path]; from loom.slurm.node import main; main()"
 """What each node runs. Without the current folder, in which a user's file may be named like a module of Loom's."""
+
+_FROM_WHEELS = """\
+import glob, sys
+wheels = sorted(glob.glob(sys.argv[1] + "/monarch_loom-*.whl"))
+if sys.version_info < (3, 10):
+    sys.exit("error: python3 is %s there, and Loom needs 3.10: load a newer one" % sys.version)
+if not wheels:
+    sys.exit("error: there is no wheel of monarch-loom in " + sys.argv[1])
+sys.path[:] = [wheels[-1]] + [path for path in sys.path if path]
+from loom.slurm.wheelhouse import run_from
+run_from(sys.argv[1], sys.argv[2:])
+"""
+"""What any Python of a node runs, with the folder of wheels and the arguments of the environment's Python."""
 
 _SCRIPT = """#!/bin/sh
 {options}
@@ -34,10 +47,10 @@ if [ "$left" -gt 1 ] && [ ! -s "next-$SLURM_JOB_ID" ]; then
 fi
 cd "${{SLURM_SUBMIT_DIR:-$HOME}}" 2>/dev/null || cd
 umask "$mask"
-notice=$folder/{notice}$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+notice=$folder/{notice}
 (umask 077 && : >"$notice")
 # The nodes read it. A signal to the step would end each process of it at once, before it has saved its state.
-trap 'echo notice >"$notice"' USR1 TERM
+trap 'echo {soon} >"$notice"' USR1 TERM
 trap : HUP USR2
 step() {{
     exec srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --overlap --cpu-bind=none --mem=0 \\
@@ -90,7 +103,8 @@ def batch_script(
         name=spec.name or "loom-$SLURM_JOB_ID",
         chain=spec.chain,
         ids=ids,
-        notice=NOTICE,
+        notice=notice_file("$SLURM_JOB_ID", "${SLURM_RESTART_COUNT:-0}"),
+        soon=SOON,
         claim=_CLAIM_UNNAMED.format(new=new) if new else "",
         nodes=_node_list(spec),
         steps=_steps(spec, f"{_launch(spec, python)} -c {shlex.quote(_NODE)}{arguments}"),
@@ -119,6 +133,8 @@ def _steps(spec: AllocationSpec, launch: str) -> str:
 
 def _launch(spec: AllocationSpec, python: str) -> str:
     """Return the part of srun's command line that runs Python, in a container if there is one."""
+    if spec.wheelhouse is not None:
+        return f"python3 -c {shlex.quote(_FROM_WHEELS)} {shlex.quote(spec.wheelhouse)}"
     if spec.container is None:
         return shlex.quote(python)
     image = shlex.quote(spec.container)

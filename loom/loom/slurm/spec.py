@@ -101,6 +101,8 @@ class AllocationSpec:
     """A virtual environment with Loom on the nodes; by default the one that submits."""
     container: str | None = None
     """An image with Loom: a file ``.sif`` or an address that Apptainer takes; any other is for pyxis."""
+    wheelhouse: str | None = None
+    """A folder of wheels, of which each node makes an environment once."""
     options: tuple[str, ...] = ()
     """Further options of ``sbatch``, as they are."""
     meshes: Mapping[str, MeshSpec] = field(default_factory=dict)
@@ -117,8 +119,8 @@ class AllocationSpec:
             raise WrongArguments(f"a chain has 1 allocation at least, not {self.chain}")
         if self.name is not None:
             check_name(self.name)
-        if self.venv is not None and self.container is not None:
-            raise WrongArguments("Loom comes from --venv or from --container: give one")
+        if [self.venv, self.container, self.wheelhouse].count(None) < 2:
+            raise WrongArguments("Loom comes from --venv, from --container or from --wheelhouse: give one")
         limit = None if self.time_limit is None else read_duration(self.time_limit)
         if self.time_limit is not None and limit is None:
             raise WrongArguments(

@@ -50,6 +50,7 @@ class SlurmJob(LaunchedJob):
         chain: allocations in all, each of which submits its successor.
         venv: virtual environment with Loom on the nodes; by default the one of this program, on a login node.
         container: image with Loom; a file ``.sif`` is run by Apptainer, any other by pyxis.
+        wheelhouse: folder of wheels on the cluster, of which each node makes an environment once.
         options: further options of ``sbatch``, as they are, for each mesh.
         array: refused: a session has one gateway, and each job of an array would have its own.
         via: the login node, ``ssh://[USER@]HOST[:PORT]``; None if this machine is one.
@@ -79,6 +80,7 @@ class SlurmJob(LaunchedJob):
         chain: int = 1,
         venv: str | os.PathLike[str] | None = None,
         container: str | None = None,
+        wheelhouse: str | os.PathLike[str] | None = None,
         options: Sequence[str] = (),
         array: object = None,
         via: str | None = None,
@@ -103,6 +105,7 @@ class SlurmJob(LaunchedJob):
             chain=chain,
             venv=None if venv is None else os.fspath(venv),
             container=container,
+            wheelhouse=None if wheelhouse is None else os.fspath(wheelhouse),
             options=tuple(options),
             meshes={mesh: MeshSpec.of(mesh, asked) for mesh, asked in (meshes or {}).items()},
         )

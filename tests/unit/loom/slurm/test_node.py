@@ -222,7 +222,7 @@ def test_a_gateway_that_cannot_run_ends_every_node(
         node.run()
     other.join(20)
     assert not other.is_alive()
-    assert "no room" in (folder / "failed").read_text()
+    assert "no room" in (folder / "notice-7-0").read_text()
 
 
 def test_programs_of_sessions_do_not_take_themselves_for_ranks_of_the_step(folder: Path) -> None:
