@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -76,6 +77,12 @@ lock of a gateway for long whose node was lost."""
 
 BACKOFF = Backoff(0.5, 10.0)
 """Seconds between starts."""
+
+LEADER_EVERY = 20.0
+"""Seconds between two connections by which a node learns whether the gateway's node is there."""
+
+SLURM_TIMEOUT = 60.0
+"""Seconds that a command of Slurm has."""
 
 MARGIN = 5.0
 """Seconds of the notice that are left when the worker's grace is over."""
@@ -167,6 +174,8 @@ class AllocationNode:
             if self._leads:
                 self._lead(self._parts[0])
             else:
+                watch = "watch the gateway's node", self._watch_leader
+                threading.Thread(target=keep_going, args=watch, daemon=True).start()
                 while not self._ends_soon(LOOK_EVERY[1]):
                     pass
         finally:
@@ -209,6 +218,26 @@ class AllocationNode:
         if self._leads:
             self._notice.write_text(f"the gateway cannot run: {error}\n")
         self._ending.set()
+
+    def _watch_leader(self) -> None:
+        """Requeue the job when Slurm has taken the gateway's node away from it, and with it the batch script.
+
+        Slurm itself does not, since the other nodes of a job with ``--no-kill`` go on.
+        """
+        while not self._ending.wait(LEADER_EVERY):
+            self._start_again_without_leader()
+
+    def _start_again_without_leader(self) -> None:
+        leaders = [one for one in published(self._folder) if one.key[:3] == (self._job, self._restart, 0)]
+        if not leaders or why_unreachable(leaders[0]) is None:
+            return
+        node, job = leaders[0].key.node, str(self._job)
+        here = _slurm("squeue", "--noheader", "--jobs", job, "--nodelist", node, "--format=%i")
+        if here is None or here.strip():  # slurmctld does not answer, or the node still is one of the job
+            return
+        logger.error("the node %s of the gateway is lost: the job starts again", node)
+        if _slurm("scontrol", "requeue", job) is None:
+            _slurm("scancel", job)  # nothing would end it before its time limit
 
     def _lead(self, gateway: SupervisedPart) -> None:
         """Keep the list of workers, and publish the gateway when it listens and the workers have come."""
@@ -429,6 +458,15 @@ def why_unreachable(worker: PublishedWorker) -> str | None:
             f"{error.strerror or error}. Let the nodes reach each other's ports from 16384 on"
         )
     return None
+
+
+def _slurm(*command: str) -> str | None:
+    """Run a command of Slurm's; return its output, None if it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=SLURM_TIMEOUT, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("%s: %s", command[0], getattr(error, "stderr", "") or error)
+        return None
 
 
 def _ids(path: Path) -> set[int]:

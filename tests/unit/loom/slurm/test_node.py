@@ -225,6 +225,29 @@ def test_a_gateway_that_cannot_run_ends_every_node(
     assert "no room" in (folder / "notice-7-0").read_text()
 
 
+@pytest.mark.parametrize(("of_the_job", "asked"), [("", ["squeue", "scontrol"]), ("7\n", ["squeue"])])
+def test_a_job_whose_gateways_node_is_lost_starts_again(
+    folder: Path,
+    running: Callable[[AllocationNode], threading.Thread],
+    monkeypatch: pytest.MonkeyPatch,
+    of_the_job: str,
+    asked: list[str],
+) -> None:
+    commands: list[str] = []
+
+    def slurm(name: str, *arguments: str) -> str:
+        commands.append(name)
+        return of_the_job
+
+    monkeypatch.setattr(module, "LEADER_EVERY", 0.01)
+    monkeypatch.setattr(module, "_slurm", slurm)
+    (folder / "workers" / "7.0.0.n0").write_text("tcp://127.0.0.1:1\n")
+    running(node_of(folder, 1, 2))
+    wait_until(lambda: len(commands) >= len(asked))
+    assert commands[: len(asked)] == asked
+    assert "scontrol" in asked or "scontrol" not in commands
+
+
 def test_programs_of_sessions_do_not_take_themselves_for_ranks_of_the_step(folder: Path) -> None:
     given = {
         "SLURM_JOB_ID": "7",
