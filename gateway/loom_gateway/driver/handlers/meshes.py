@@ -38,6 +38,8 @@ class MeshOperations:
     def __init__(self, context: SessionContext, syncs: Syncs) -> None:
         self._context = context
         self._syncs = syncs
+        self._stops: dict[int, set[asyncio.Future[Any]]] = {}  # of meshes that Monarch stops, by their processes' id
+        context.on_retired.append(self._end_stops)
         self.handlers: dict[int, Handler] = {
             Kind.SPAWN_PROCS: self._or_fail("procs", self._spawn_procs),
             Kind.SPAWN_ACTORS: self._or_fail("actors", self._spawn_actors),
@@ -131,18 +133,33 @@ class MeshOperations:
     async def _await_stop(self, mesh: int, entry: MeshEntry, stopping: Any) -> None:
         await self._context.retire(mesh, self._stopped(entry, stopping))
 
+    def _end_stops(self, ident: int) -> None:
+        """End the waits for actors whose processes have stopped."""
+        for stop in self._stops.pop(ident, ()):
+            stop.cancel()
+
     async def _stopped(self, entry: MeshEntry, stopping: Any) -> None:
-        """Wait until a mesh has stopped. Monarch stops none whose host was silent for long; see `root_client`."""
-        try:
-            await asyncio.wait_for(stopping.as_asyncio(), STOP_PATIENCE)
-        except asyncio.TimeoutError:
-            if entry.kind != "procs":
-                raise WrongState(
-                    f"Monarch has not stopped {entry.name} in {STOP_PATIENCE:g} s, as after a host was without "
-                    f"network: stop its processes"
-                ) from None
-            for rank in entry.ranks:
-                self._context.failures.process_gone(entry.procs, rank)
+        """Wait until a mesh or its processes have stopped.
+
+        Monarch stops no mesh whose host was silent for long, see `root_client`, and may answer nothing about actors
+        whose processes are stopped at the same time (torchmonarch 0.7).
+        """
+        stop = asyncio.ensure_future(stopping.as_asyncio())
+        self._stops.setdefault(entry.procs, set()).add(stop)
+        await asyncio.wait({stop}, timeout=STOP_PATIENCE)
+        self._stops.get(entry.procs, {stop}).discard(stop)
+        if stop.done():
+            if not stop.cancelled():
+                stop.result()
+            return
+        stop.cancel()
+        if entry.kind != "procs":
+            raise WrongState(
+                f"Monarch has not stopped {entry.name} in {STOP_PATIENCE:g} s, as after a host was without "
+                f"network: stop its processes"
+            )
+        for rank in entry.ranks:
+            self._context.failures.process_gone(entry.procs, rank)
 
     def _list_meshes(self, message: Message, started: float) -> None:
         listed = []

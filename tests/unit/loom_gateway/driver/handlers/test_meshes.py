@@ -29,7 +29,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def operations(gone: list[tuple[int, int]]) -> MeshOperations:
     """The operations of a session that notes in ``gone`` which processes it gives up."""
     failures = SimpleNamespace(process_gone=lambda procs, rank: gone.append((procs, rank)))
-    return MeshOperations(cast(Any, SimpleNamespace(failures=failures)), cast(Any, None))
+    return MeshOperations(cast(Any, SimpleNamespace(failures=failures, on_retired=[])), cast(Any, None))
 
 
 @pytest.mark.guarantees(
@@ -55,3 +55,17 @@ async def test_actors_that_monarch_does_not_stop_say_what_to_do() -> None:
         )
 
     assert gone == []
+
+
+async def test_a_stop_of_actors_ends_with_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOP_PATIENCE", 60.0)
+    stopping = operations([])
+    actors = MeshEntry("actors", "trainers", None, 8, procs=7, ranks=(0, 1))
+    stop = asyncio.ensure_future(stopping._stopped(actors, NeverStopped()))
+    await asyncio.sleep(0)  # it waits for Monarch
+
+    stopping._end_stops(6)  # other processes
+    await asyncio.sleep(0)
+    assert not stop.done()
+    stopping._end_stops(7)
+    await asyncio.wait_for(stop, 30)
