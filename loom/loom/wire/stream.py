@@ -203,9 +203,7 @@ _CHUNK = int(Kind.CHUNK)
 """A plain int, since every message is compared with it, and a member of an enum takes twice as long to compare."""
 
 _PROBES = frozenset({Kind.PROBE, Kind.PROBED})
-_UNNUMBERED = frozenset(
-    {Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.RESTORE, Kind.ENDED, Kind.EVENT, *_PROBES}
-)
+_UNNUMBERED = frozenset({Kind.HELLO, Kind.WELCOME, Kind.REFUSE, Kind.OPEN, Kind.ENDED, Kind.EVENT, *_PROBES})
 """Kinds of message outside the numbered stream. An event there is from the gateway itself (``draining``)."""
 
 

@@ -36,7 +36,7 @@ from loom.wire.lost_frames import GAP, answer_to
 from loom.wire.messages import TURN, Buffer, Kind, Message, turns
 from loom.wire.sender import try_send
 from loom.wire.sockets import Waker
-from loom.wire.stream import OutOfStep, Stream, unnumbered_frame
+from loom.wire.stream import OutOfStep, unnumbered_frame
 from loom_gateway.driver.clients.client import Client, TurnLost
 from loom_gateway.driver.lifetime import Lifetime
 from loom_gateway.driver.session.session import DrivenSession
@@ -126,7 +126,7 @@ class ClientConnection:
         frame = next(frames, None)
         if frame is None:
             return
-        (message,) = Stream().receive(frame)
+        message = _only_message(frame)
         if message.kind == Kind.RESTORE:
             self._restore(RestoreSession.from_body(message.body), opened)
             self._socket.sendall(behind_length(unnumbered_frame(Description().message())))

@@ -38,7 +38,7 @@ class MeshOperations:
     def __init__(self, context: SessionContext, syncs: Syncs) -> None:
         self._context = context
         self._syncs = syncs
-        self._stops: dict[int, set[asyncio.Future[Any]]] = {}  # of meshes that Monarch stops, by their processes' id
+        self._stops: dict[int, set[asyncio.Future[Any]]] = {}  # that Monarch is to end, by their processes' id
         context.on_retired.append(self._end_stops)
         self.handlers: dict[int, Handler] = {
             Kind.SPAWN_PROCS: self._or_fail("procs", self._spawn_procs),
