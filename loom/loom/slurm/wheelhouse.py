@@ -21,6 +21,7 @@ from loom.launch.environment import become_python, environment_on_this_host, usa
 from loom.launch.project import PackageFile, PackageList
 from loom.process.error_exit import report
 from loom.slurm.folder import notice_file
+from loom.terminal_text import fit_line
 
 _OURS = "monarch-loom"
 
@@ -48,7 +49,7 @@ def run_from(folder: str, arguments: Sequence[str]) -> NoReturn:
         sys.exit(report(failure))
     if environment.tool:
         made = f"made the environment {environment.folder} by {environment.tool} in {environment.seconds:.0f} s"
-        print(made, file=sys.stderr, flush=True)  # noqa: T201 - this is the node's log
+        print(fit_line(made), file=sys.stderr, flush=True)  # noqa: T201 - this is the node's log
     become_python(environment, arguments)
 
 
