@@ -142,6 +142,7 @@ AWAITED = {
     "access/connections.py": "the connection that is beginning is closed with its task",
     "access/issuer_keys.py": "those who need the keys wait for it",
     "driver/handlers/hosts.py": "the watch over a host waits for it",
+    "driver/handlers/meshes.py": "the stop of a mesh waits for it",
     "driver/handlers/sync.py": "the sync waits for it",
     "driver/monarch/endpoint_errors.py": "Monarch waits for it",
     "driver/weaver_link.py": "the processes that start wait for it",
