@@ -1,6 +1,6 @@
 """Sessions that go on with another driver after theirs has died, because it left functions with restarts.
 
-What it left is in the file `DriverFiles.restart`, which only drivers read. The next driver gets the file first,
+What it left is in the file `DriverFiles.restart`, which only drivers decode. The next driver gets the file first,
 then the order to take it up, and only then the session's name. If this gateway dies in between, the next one begins
 anew with the file of the dead driver.
 """

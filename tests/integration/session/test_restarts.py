@@ -214,3 +214,34 @@ def test_a_gateway_that_is_told_to_stop_leaves_a_session_that_restarts_to_the_ne
         with gateway.connect(job.session) as again:
             (tmp_path / "go").touch()
             assert again.runs()["counts"].result(BOUND) == (2, 1)
+
+
+@pytest.mark.slow
+def test_a_synced_folder_is_there_again_with_the_next_driver(
+    gateway: Gateway, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "trained_here.py").write_text(
+        "import os, time\n\n"
+        "def train(folder):\n"
+        "    open(os.path.join(folder, f'start-{len(os.listdir(folder))}'), 'w').write(str(os.getpid()))\n"
+        "    while len(os.listdir(folder)) < 2:\n"
+        "        time.sleep(0.01)\n"
+        "    return __file__\n"
+    )
+    monkeypatch.syspath_prepend(str(project))
+    import trained_here  # type: ignore[import-not-found]
+
+    job = gateway.connect()
+    job.sync(project)
+    job.run(trained_here.train, str(folder), detach=True, name="train", restarts=1)
+    first = folder / "start-0"
+    await_true(lambda: first.exists() and first.read_text() != "")
+
+    os.kill(starts_of(folder)[0], signal.SIGKILL)
+
+    with gateway.connect(job.session) as again:
+        found = again.runs()["train"].result(BOUND)
+    assert found.endswith("trained_here.py")
+    assert not found.startswith(str(project))
