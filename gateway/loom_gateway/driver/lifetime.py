@@ -95,15 +95,20 @@ class Lifetime:
         self._loop = loop
         self.end = end
 
-    def opened(self, persist: bool) -> float:
-        """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread."""
+    def opened(self, persist: bool, age: float = 0.0) -> float:
+        """Note that the session is open. Return its linger time in seconds, 0 for forever. Safe on any thread.
+
+        Args:
+            age: seconds for which it was open with drivers before this one.
+        """
         with self._lock:
             first, self._opened = not self._opened, True
         if first:
             self._quiet_since = self._loop.time()  # until its first client comes
         if first and self._most:
-            self._ends_at = self._loop.time() + self._most
-            self._loop.call_soon_threadsafe(self._loop.call_later, self._most, self._end_of_life)
+            left = max(0.0, self._most - age)
+            self._ends_at = self._loop.time() + left
+            self._loop.call_soon_threadsafe(self._loop.call_later, left, self._end_of_life)
         self._persist = self._persist or persist
         return 0.0 if self._persist else max(self._linger, SHORTEST_TOLD)
 

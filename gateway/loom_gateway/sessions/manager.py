@@ -487,7 +487,11 @@ class SessionManager:
                 part = Lease(tuple(before.hosts)).part_of(workers)
                 await asyncio.to_thread(write_json, driver.files.workers, part, driver.files.mode)
             opening = OpenSession(session.name, session.user, self.weaver_key(session.user, session.name))
-            await restarts.take_up(driver, opening, RestoreSession(before.persist, gone.how_it_ended))
+            await restarts.take_up(
+                driver,
+                opening,
+                RestoreSession(before.persist, gone.how_it_ended, max(0.0, time.time() - before.created)),
+            )
             own = {name: getattr(driver.record, name) for name in ("pid", "started", "uid", "boot", "address")}
             await driver.note(lambda _: {**vars(before), **own})
         except BaseException:

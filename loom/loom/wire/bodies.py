@@ -75,6 +75,8 @@ class RestoreSession(Body, kind=Kind.RESTORE):
     """True if the session never ends for lack of a client."""
     why: str
     """How the driver before this one ended, for clients of its that come back."""
+    age: float
+    """Seconds since the session was opened, which count for how long it lives at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,3 +245,21 @@ def test_a_synced_folder_is_there_again_with_the_next_driver(
         found = again.runs()["train"].result(BOUND)
     assert found.endswith("trained_here.py")
     assert not found.startswith(str(project))
+
+
+@pytest.mark.slow
+def test_restarts_do_not_outlive_the_longest_life_of_a_session(
+    cluster: LocalCluster, folder: Path, tmp_path: Path
+) -> None:
+    with gateway_of(cluster, "--session-max", "12") as gateway:
+        job = gateway.connect()
+        opened = time.time()
+        run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=9)
+        until_it_prints(run, "start 1")
+        os.kill(starts_of(folder)[0], signal.SIGKILL)
+
+        await_true(lambda: gateway.rest("/sessions")["sessions"] == [])
+        ended = gateway.ended(job.session)
+        assert "--session-max" in ended["reason"]
+        assert ended["ended_at"] - opened < 12 + BOUND / 2
+        assert list(gateway.state.glob("*.restart")) == []

@@ -55,6 +55,7 @@ class Clients:
         self._watching: dict[int, Client] = {}
         self._watchers = 0  # how many there have ever been
         # The streams of those that were disconnected, which may come back and are told why.
+        self._taken_over: deque[str] = deque(maxlen=MAX_WATCHERS)
         self._too_slow: deque[tuple[str, LoomError]] = deque(maxlen=MAX_WATCHERS)
 
     def admit(
@@ -125,9 +126,9 @@ class Clients:
         for name, error in self._too_slow.copy():
             if secrets.compare_digest(name.encode(), hello.stream.encode()):
                 raise error
-        raise self.restarted or SessionTakenOver(
-            "another client has taken the place of this one, while it was not connected"
-        )
+        if self.restarted is not None and hello.stream not in self._taken_over:
+            raise self.restarted
+        raise SessionTakenOver("another client has taken the place of this one, while it was not connected")
 
     def _disconnect(self, client: Client, by: Hello) -> None:
         # A client that has just detached is gone as soon as the gateway has reported it.
@@ -136,6 +137,7 @@ class Clients:
                 f"another client drives session {by.session!r}: close or detach it there first, take its place "
                 f"with take_over=True, or look on with mode='watch'"
             )
+        self._taken_over.append(client.name)
         client.end(SessionTakenOver("another client has taken the place of this one"))
         client.take_turn()  # never released: no thread may receive from this client again
         if not client.wait_for_starter():

@@ -181,7 +181,7 @@ class DrivenSession:
 
     def restore(self, request: RestoreSession) -> None:
         """Go on with the session of a driver that has died. On a connection's thread."""
-        self._lifetime.opened(request.persist)
+        self._lifetime.opened(request.persist, request.age)
         self._clients.restarted = SessionRestarted(
             f"session {self.name!r} goes on with another driver: the one before {request.why}, and its meshes and "
             f"what was not answered are gone. Its functions with restarts were started again; attach to it with "

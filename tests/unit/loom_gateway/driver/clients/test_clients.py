@@ -7,10 +7,11 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from loom.errors import LimitReached, TooLarge, WatcherTooSlow
+from loom.errors import LimitReached, SessionRestarted, SessionTakenOver, TooLarge, WatcherTooSlow
 from loom.wire.frames import decode_frame, encode_frame
 from loom.wire.handshake import Hello, error_from_refusal
 from loom.wire.length_prefix import LENGTH
@@ -214,3 +215,23 @@ def test_guests_who_watch_keep_nobody_else_out() -> None:
     for near, far in pairs:
         near.close()
         far.close()
+
+
+def test_a_client_of_a_driver_that_has_died_is_told_so_and_one_that_was_taken_over_that() -> None:
+    clients = Clients()
+    operations: Any = Operations()
+    operations.client_left = lambda unsent, requests: None
+    clients.restarted = SessionRestarted("its driver has died")
+    pairs = [socket.socketpair() for _ in range(2)]
+    try:
+        connections = [ClientConnection(None, None, None, near) for near, _ in pairs]  # type: ignore[arg-type]
+        first, _ = clients.admit(connections[0], Hello(), operations)
+        clients.admit(connections[1], Hello(take_over=True), operations)
+
+        with pytest.raises(SessionTakenOver):
+            clients.admit(connections[0], Hello(stream=first.name), operations)
+        with pytest.raises(SessionRestarted, match="its driver has died"):
+            clients.admit(connections[0], Hello(stream="of before"), operations)
+    finally:
+        for each in (one for pair in pairs for one in pair):
+            each.close()
