@@ -32,6 +32,7 @@ from loom.process.error_exit import report
 from loom.process.listen import announce, bracketed, listen
 from loom.process.orphans import adopt_orphans
 from loom.process.parent_pipe import when_parent_ends
+from loom.threadlet.evictions import DRAINING_VARIABLE
 from loom.wings import Part
 from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import remove_own_place, service_address, set_monarch_environment
@@ -266,8 +267,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="how long processes that train may go on after SIGTERM, to save their state; default: %(default)g",
     )
+    parser.add_argument(
+        "--draining-file",
+        metavar="PATH",
+        help="while there is a file at this path, trainings leave this host for others",
+    )
     options = parser.parse_args(arguments)
     try:
+        if options.draining_file is not None:
+            os.environ[DRAINING_VARIABLE] = os.path.abspath(options.draining_file)
         require(WORKER_MODULES, "a worker")
         address = parse_worker_address(options.address)
         adopt_orphans()

@@ -76,12 +76,20 @@ def worker(
             help="How long processes that train may go on after SIGTERM, to save their state.",
         ),
     ] = 25.0,
+    draining_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="While there is a file at this path, trainings leave this host for others."
+        ),
+    ] = None,
 ) -> None:
     """Offer this machine as a Monarch host. Prints one line of JSON when it listens."""
     require(WORKER_MODULES, "a worker")
     arguments = ["--address", address, "--patience", f"{patience:g}", "--grace", f"{grace:g}"]
     if exit_with_parent:
         arguments.append("--exit-with-parent")
+    if draining_file is not None:
+        arguments += ["--draining-file", draining_file]
     _become("loom_gateway.workers.host", arguments)
 
 

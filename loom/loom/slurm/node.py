@@ -36,6 +36,7 @@ from loom.process.orphans import adopt_orphans
 from loom.process.state_file import replace_file
 from loom.process.threads import keep_going
 from loom.slurm.folder import (
+    DRAINING,
     GATEWAY,
     GROWN,
     SOON,
@@ -80,6 +81,9 @@ BACKOFF = Backoff(0.5, 10.0)
 
 LEADER_EVERY = 20.0
 """Seconds between two connections by which a node learns whether the gateway's node is there."""
+
+DRAINS_EVERY = 20.0
+"""Seconds between two questions of a job to Slurm which of its nodes are drained."""
 
 SLURM_TIMEOUT = 60.0
 """Seconds that a command of Slurm has."""
@@ -129,7 +133,7 @@ class AllocationNode:
     def __init__(self, folder: Path, given: Mapping[str, str], rank: int, *, leads: bool) -> None:
         self._folder = folder
         self._spec = AllocationSpec.from_json((folder / SPEC).read_text())
-        self._leads = leads
+        self._leads, self._rank = leads, rank
         meshes = self._spec.meshes
         self._count = self._spec.node_count if meshes else int(given.get("SLURM_NNODES", "1"))
         self._job = int(given["SLURM_JOB_ID"])
@@ -137,7 +141,8 @@ class AllocationNode:
         self._notice = folder / notice_file(self._job, self._restart)
         self._name = given.get("SLURMD_NODENAME") or socket.gethostname()
         self._key = WorkerKey(self._job, self._restart, rank, self._name)
-        self.address = own_address(self._name, folder / f"nodes-{self._job}", given)
+        self._nodes = folder / f"nodes-{self._job}"
+        self.address = own_address(self._name, self._nodes, given)
         self._environment = {name: value for name, value in given.items() if not _OF_STEP.fullmatch(name)}
         self._environment.pop("LOOM_TOKEN", None)  # of another gateway
         self._grace = max(self._spec.notice - MARGIN, 0.0)
@@ -168,6 +173,8 @@ class AllocationNode:
                 "the worker", self._worker_command, self._environment, self._fail, ready=self._publish
             )
             self._parts.append(worker)
+        if self._rank == 0:
+            threading.Thread(target=keep_going, args=("watch drains", self._watch_drains), daemon=True).start()
         try:
             for part in self._parts:
                 part.start()
@@ -239,6 +246,27 @@ class AllocationNode:
         if _slurm("scontrol", "requeue", job) is None:
             _slurm("scancel", job)  # nothing would end it before its time limit
 
+    def _watch_drains(self) -> None:
+        """Keep a file for each node of the job that Slurm drains: trainings leave these nodes."""
+        (self._folder / DRAINING).mkdir(exist_ok=True)
+        nodes = _addresses(self._nodes)
+        while nodes:
+            states = _slurm("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T")
+            if states is not None:
+                drained = {node for node, state in map(str.split, states.splitlines()) if state.startswith("drain")}
+                for node in nodes:
+                    file = self._draining_file(node)
+                    if node not in drained:
+                        file.unlink(missing_ok=True)
+                    elif not file.exists():
+                        logger.info("Slurm drains %s: trainings leave it if they have another place", node)
+                        file.touch()
+            if self._ending.wait(DRAINS_EVERY):
+                return
+
+    def _draining_file(self, node: str) -> Path:
+        return self._folder / DRAINING / f"{self._job}.{node}"
+
     def _lead(self, gateway: SupervisedPart) -> None:
         """Keep the list of workers, and publish the gateway when it listens and the workers have come."""
         expected = 0 if self._spec.gateway_only else self._count
@@ -307,7 +335,8 @@ class AllocationNode:
         port = free_ports(1, self.address)[0]
         self._worker_address = f"tcp://{bracketed(self.address)}:{port}"
         address, grace = self._worker_address, f"{self._grace:g}"
-        return python("loom_gateway.workers.host", "--address", address, "--grace", grace, "--exit-with-parent")
+        options = "--address", address, "--grace", grace, "--draining-file", str(self._draining_file(self._name))
+        return python("loom_gateway.workers.host", *options, "--exit-with-parent")
 
     @property
     def _worker_file(self) -> Path:
@@ -419,10 +448,7 @@ def own_address(node: str, listed: Path, given: Mapping[str, str]) -> str:
         node: the name of this node.
         listed: a file with the name and the address of each node of the job, which the batch script wrote.
     """
-    candidates = [node]
-    with contextlib.suppress(OSError):
-        addresses = dict(line.split(maxsplit=1) for line in listed.read_text().splitlines() if " " in line)
-        candidates.insert(0, addresses.get(node, node).strip())
+    candidates = [_addresses(listed).get(node, node), node]
     for candidate in candidates:
         with contextlib.suppress(OSError):
             for family, _, _, _, place in socket.getaddrinfo(candidate, None, type=socket.SOCK_STREAM):
@@ -437,6 +463,14 @@ def own_address(node: str, listed: Path, given: Mapping[str, str]) -> str:
         f"the node {node} knows no address of its own that others could reach: {' and '.join(candidates)} name "
         "none on its interfaces. Is NodeAddr in slurm.conf an address of this network?"
     )
+
+
+def _addresses(listed: Path) -> dict[str, str]:
+    """Return the address of each node in a file that the batch script wrote; none without it."""
+    with contextlib.suppress(OSError):
+        found = (line.split(maxsplit=1) for line in listed.read_text().splitlines() if " " in line)
+        return {node: address.strip() for node, address in found}
+    return {}
 
 
 def _is_own(family: int, address: str) -> bool:

@@ -82,6 +82,20 @@ def test_a_node_that_is_drained_works_until_the_allocation_ends(cluster: SlurmCl
         cluster.scontrol("update", "nodename=n2", "state=resume")
 
 
+def test_a_training_leaves_a_node_that_is_drained_for_another(cluster: SlurmCluster) -> None:
+    address = up(cluster, "--nodes", "2")
+    (job,) = cluster.jobs()
+    with Researcher(cluster, TRAINING, address, f"/home/ada/drained-{job.id}", "--steps", "600") as researcher:
+        researcher.until("step")
+        cluster.scontrol("update", "nodename=n2", "state=drain", "reason=maintenance")
+        try:
+            finished = researcher.until("finished")
+        finally:
+            cluster.scontrol("update", "nodename=n2", "state=resume")
+    assert finished["moved"]
+    assert set(finished["moved"]) == {"host 1 is drained"}
+
+
 def test_scancel_from_outside_is_told_to_the_program_that_uses_the_allocation(cluster: SlurmCluster) -> None:
     address = up(cluster, "--nodes", "2", "--name", "cancelled", *VIA, host="laptop")
     with Researcher(cluster, LEDGER, address, "1000000", host="laptop") as researcher:

@@ -183,6 +183,7 @@ class Controller:
             now = time.monotonic()
             self._slots.tick(now)
             self._support.tick(self._pool.hosts())
+            self._slots.follow_drains(self._agents.draining())
             self._agents.tick([*self._pool.hosts(), *([] if self._support.host is None else [self._support.host])])
             progress = self._slots.step, len(self._slots.training()), len(self._pool.spares)
             if progress != published and not threadlet.paused:

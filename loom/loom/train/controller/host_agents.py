@@ -17,6 +17,7 @@ from loom.devices.use import cpu_slots, local_devices
 from loom.driver_api import Session, SpawnedProcs
 from loom.errors import LoomError
 from loom.process.threads import start_thread
+from loom.threadlet.evictions import DRAINING_VARIABLE
 from loom.train.controller.group import ReplicaGroup
 from loom.train.spec import JobSpec
 
@@ -34,8 +35,10 @@ class HostAgent(Actor):
     """An actor that answers for its host, and kills processes there that do not end on their own."""
 
     @endpoint
-    async def answer(self) -> None:
-        """Return at once."""
+    async def answer(self) -> bool:
+        """Return at once, and whether the host is drained by whoever runs it."""
+        path = os.environ.get(DRAINING_VARIABLE)
+        return path is not None and await asyncio.to_thread(os.path.exists, path)
 
     @endpoint
     async def gpus(self) -> list[str]:
@@ -62,6 +65,7 @@ class _Agent:
         self.actor = procs.mesh.spawn("agent", HostAgent)
         self.gone = threading.Event()
         self.answered = False  # whether it has ever answered
+        self.draining = False  # by its last answer
         self.began = time.monotonic()
         self.devices: list[str] = []  # uuids that `HostAgents.devices` returns; none before it has told them
         self._job = job
@@ -93,7 +97,7 @@ class _Agent:
         answer = self.actor.answer.call_one()
         while not self.gone.is_set():
             with contextlib.suppress(TimeoutError):
-                answer.get(timeout=self._pause)
+                self.draining = answer.get(timeout=self._pause)
                 return
 
 
@@ -150,6 +154,10 @@ class HostAgents:
         """
         agents = self._agents
         return {host for host in self._lost if host not in agents or not agents[host].answered}
+
+    def draining(self) -> dict[int, bool]:
+        """Return of each host whose agent has answered whether whoever runs it drains it."""
+        return {host: agent.draining for host, agent in self._agents.items() if agent.answered}
 
     def devices(self, host: int) -> list[str]:
         """Return the uuids of a host's GPUs or, for a job on CPUs, of the slots that a group there has.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -138,6 +139,8 @@ class ReplicaSlots:
 
     def __post_init__(self) -> None:
         self._slots: dict[int, ReplicaSlot] = {}
+        self._told = set[int]()  # the hosts that are drained because their agents tell so
+        self._not_left = dict[int, str]()  # why hosts that should be left are not
         self._began = False  # whether the first groups, which wait for each other, have begun
 
     # The slots and their state.
@@ -186,16 +189,43 @@ class ReplicaSlots:
     def drain(self, host: int) -> None:
         """Move all groups off a host, and start no more there."""
         self._check_drain(host)
-        why = f"host {host} is drained"
         self.pool.drain(host)
+        self._leave_host(host)
+
+    def _leave_host(self, host: int) -> None:
+        why = f"host {host} is drained"
         for slot in self.open():
             if slot.successor is not None and slot.successor.host == host:
                 self._replace_successor(slot, slot.successor, why)
-            elif slot.group is not None and slot.group.host == host and slot.successor is None:
+            elif slot.group is not None and slot.group.host == host and slot.successor is None and not slot.leaving:
                 self._move(slot, why)
 
     def undrain(self, host: int) -> None:
         self.pool.draining.discard(host)
+
+    def follow_drains(self, told: Mapping[int, bool]) -> None:
+        """Drain the hosts of which their agents tell that whoever runs them drains them, until they tell otherwise.
+
+        A host that cannot be left yet, and a group that has no other place, leaves as soon as it can.
+        """
+        if self.pool.draining and self.pool.has_place():
+            for host in self.pool.draining:
+                self._leave_host(host)
+        for host, draining in told.items():
+            if not draining:
+                self._not_left.pop(host, None)
+                if host in self._told:
+                    self._told.discard(host)
+                    self.undrain(host)
+            elif host not in self.pool.draining:
+                try:
+                    self.drain(host)
+                except WrongArguments as error:
+                    if self._not_left.get(host) != str(error):
+                        self._not_left[host] = str(error)
+                        self.events.record("drain_refused", host=host, reason=str(error))
+                else:
+                    self._told.add(host)
 
     def respawn(self, replica: str, reason: str) -> None:
         """Move the group of a process whose device has failed."""

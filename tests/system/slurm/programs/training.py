@@ -78,7 +78,9 @@ def main(options):
     restored = max(report.restored_step for report in summary.reports.values())
     if restored + 2 * digits_alike.HASH_EVERY <= options.steps:  # else nothing but the end was left to do
         digits_alike.assert_as_without_faults(summary, options.steps)
-    say("finished", steps=summary.steps, restored=restored, accuracy=summary.metrics["accuracy"], runs=runs)
+    moved = [event.data["reason"] for event in summary.events if event.kind == "group_moved"]
+    accuracy = summary.metrics["accuracy"]
+    say("finished", steps=summary.steps, restored=restored, accuracy=accuracy, runs=runs, moved=moved)
 
 
 if __name__ == "__main__":

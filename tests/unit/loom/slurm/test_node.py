@@ -248,6 +248,35 @@ def test_a_job_whose_gateways_node_is_lost_starts_again(
     assert "scontrol" in asked or "scontrol" not in commands
 
 
+def test_trainings_are_told_which_nodes_slurm_drains(
+    folder: Path, running: Callable[[AllocationNode], threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ["n1 draining\nn2 mixed\nn3 drained*\n"]
+    asked: list[tuple[str, ...]] = []
+
+    def slurm(*command: str) -> str | None:
+        asked.append(command)
+        return told[0] if told else None
+
+    monkeypatch.setattr(module, "DRAINS_EVERY", 0.01)
+    monkeypatch.setattr(module, "_slurm", slurm)
+    (folder / "nodes-7").write_text("n1 127.0.0.1\nn2 127.0.0.1\nn3 127.0.0.1\n")
+    node = node_of(folder, 0, 3)
+    running(node)
+
+    def drained() -> list[str]:
+        return sorted(path.name for path in (folder / "draining").glob("*"))
+
+    wait_until(lambda: drained() == ["7.n1", "7.n3"])
+    told[0] = "n1 mixed\nn2 draining\nn3 drained*\n"
+    wait_until(lambda: drained() == ["7.n2", "7.n3"])
+    told.clear()  # slurmctld is away: nothing is known of a change
+    before = len(asked)
+    wait_until(lambda: len(asked) > before + 1)
+    assert drained() == ["7.n2", "7.n3"]
+    assert "--nodes=n1,n2,n3" in asked[0]
+
+
 def test_programs_of_sessions_do_not_take_themselves_for_ranks_of_the_step(folder: Path) -> None:
     given = {
         "SLURM_JOB_ID": "7",

@@ -176,6 +176,44 @@ def test_a_host_that_cannot_be_drained_gets_groups_as_before(value: int, rule: s
     assert not job.pool.draining
 
 
+def test_a_host_of_which_its_agent_tells_that_it_is_drained_is_left_and_used_again() -> None:
+    job = Job()
+    job.train()
+    job.slots.follow_drains({0: False, 1: True})
+    job.slots.follow_drains({0: True, 1: True})  # the last one
+    job.slots.follow_drains({0: True, 1: True})
+
+    assert job.slots.all()[1].successor in job.pool.started
+    assert job.pool.hosts() == [0]
+    assert job.of("drain_refused") == [(None, {"host": 0, "reason": "host 0 is the last that groups can be on"})]
+
+    job.slots.follow_drains({0: True, 1: False})  # then the other can be left
+    job.slots.follow_drains({0: True})
+    assert job.pool.hosts() == [1]
+
+
+def test_a_group_without_another_place_leaves_a_drained_host_as_soon_as_there_is_one() -> None:
+    job = Job()
+    job.train()
+    job.pool.full = True
+    job.slots.follow_drains({1: True})
+    assert job.slots.all()[1].successor is None
+
+    job.pool.full = False
+    job.slots.follow_drains({1: True})
+    assert job.slots.all()[1].successor in job.pool.started
+
+
+def test_a_host_that_a_user_has_drained_is_not_used_again_because_its_agent_tells_nothing() -> None:
+    job = Job()
+    job.train()
+    job.slots.drain(1)
+    job.slots.follow_drains({0: False, 1: True})
+    job.slots.follow_drains({0: False, 1: False})
+
+    assert job.pool.hosts() == [0]
+
+
 def test_a_slot_refuses_a_transition_that_makes_no_sense() -> None:
     slot = ReplicaSlot(0, "train_0", due=0.0)
 
