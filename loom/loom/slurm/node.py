@@ -201,7 +201,7 @@ class AllocationNode:
 
     def _heed(self) -> None:
         os.read(self._woken, 1)
-        logger.info("a signal: what trains here has %g s to save its state", self._grace)
+        logger.info("a signal: what trains here saves its state, within %g s and what Slurm leaves it", self._grace)
         self._ending.set()
 
     def _ends_soon(self, seconds: float) -> bool:

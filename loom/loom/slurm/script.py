@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import shlex
 
-from loom.slurm.folder import SOON, notice_file
+from loom.slurm.folder import NOTICE, SOON, notice_file
 from loom.slurm.spec import AllocationSpec, components, is_for_apptainer, sbatch_lines
 
 _NODE = "import sys; sys.path[:] = [path for path in sys.path if path]; from loom.slurm.node import main; main()"
 """What each node runs. Without the current folder, in which a user's file may be named like a module of Loom's."""
 
-_FROM_WHEELS = """\
-import glob, sys
+_FROM_WHEELS = f"""\
+import glob, os, sys
+def fail(why):
+    job = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+    with open(os.path.join(sys.argv[-1], "{NOTICE}%s-%s" % job), "w") as notice:
+        notice.write(why + "\\n")
+    sys.exit("error: " + why)
 wheels = sorted(glob.glob(sys.argv[1] + "/monarch_loom-*.whl"))
 if sys.version_info < (3, 10):
-    sys.exit("error: python3 is %s there, and Loom needs 3.10: load a newer one" % sys.version)
+    fail("python3 is %s on %s, and Loom needs 3.10: load a newer one" % (sys.version.split()[0], os.uname()[1]))
 if not wheels:
-    sys.exit("error: there is no wheel of monarch-loom in " + sys.argv[1])
+    fail("there is no wheel of monarch-loom in %s on %s" % (sys.argv[1], os.uname()[1]))
 sys.path[:] = [wheels[-1]] + [path for path in sys.path if path]
 from loom.slurm.wheelhouse import run_from
 run_from(sys.argv[1], sys.argv[2:])
 """
-"""What any Python of a node runs, with the folder of wheels and the arguments of the environment's Python."""
+"""What any Python of a node runs, with the folder of wheels and the arguments of the environment's Python.
+
+If it cannot, all nodes of the job are told to end, and why.
+"""
 
 _SCRIPT = """#!/bin/sh
 {options}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +110,19 @@ def test_python_comes_from_the_environment_or_the_image(spec: AllocationSpec, la
 )
 def test_the_script_is_one_of_sh(script: str) -> None:
     subprocess.run(["sh", "-n"], input=script.encode(), check=True)
+
+
+def test_a_node_that_finds_no_wheel_of_loom_ends_all_nodes_and_says_why(tmp_path: Path) -> None:
+    wheels, folder = tmp_path / "wheels", tmp_path / "mine"
+    for made in (wheels, folder):
+        made.mkdir()
+    script = script_of(AllocationSpec(name="mine", wheelhouse=str(wheels)))
+    (words,) = (shlex.split(line) for line in "".join(script).split("\nstep ")[1:])
+    begin = words.index("python3")
+    command = [sys.executable, *words[begin + 1 : begin + 4], "-c", "", str(folder)]
+    given = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    told = (folder / "notice-7-1").read_text()
+    assert told.startswith(f"there is no wheel of monarch-loom in {wheels} on ")
+    assert done.stderr == f"error: {told}"
