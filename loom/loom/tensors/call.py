@@ -11,7 +11,7 @@ from loom.errors import NotSupported
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import Node, link, needs_grad, relink
 from loom.tensors.layouts import PLAIN, DtypeKind, Meta, dtype_named, plain
-from loom.tensors.names import DYNAMIC, FUNCTIONS, METHODS, VIEWING, WITHOUT_GRADIENT
+from loom.tensors.names import DYNAMIC, FUNCTIONS, METHODS, SWITCHES, VIEWING, WITHOUT_GRADIENT
 from loom.tensors.sending.encoding import Constant, Form, Numbered, S, T, hashable
 from loom.tensors.tensor import Tensor, Value
 
@@ -478,9 +478,9 @@ def function_named(home: Any, name: str) -> Callable[..., Any]:
     """
     for path in (f"nn.functional.{name}", name):
         if path in FUNCTIONS:
-            return _named_call(path, *FUNCTIONS[path], home)
+            return _named_call(path, FUNCTIONS[path], home)
     if name in METHODS:
-        return _named_call(f"Tensor.{name}", *METHODS[name], home)
+        return _named_call(f"Tensor.{name}", METHODS[name], home)
     raise AttributeError(f"torch has no function {name!r} that lazy tensors have")
 
 
@@ -491,18 +491,16 @@ def method_named(name: str) -> Callable[..., Any]:
         AttributeError: there is none.
     """
     if name in METHODS:
-        return _named_call(f"Tensor.{name}", *METHODS[name])
+        return _named_call(f"Tensor.{name}", METHODS[name])
     for path in (f"nn.functional.{name}", name):
-        if path in FUNCTIONS and FUNCTIONS[path][1] != "made":
-            return _named_call(path, *FUNCTIONS[path])
+        if FUNCTIONS.get(path, "made") != "made":
+            return _named_call(path, FUNCTIONS[path])
     raise AttributeError(f"'Tensor' object has no attribute {name!r}")
 
 
-def _named_call(path: str, signature: str, returns: str, home: Any = None) -> Callable[..., Any]:
+def _named_call(path: str, returns: str, home: Any = None) -> Callable[..., Any]:
     """Return a function that queues another one: for the tensors of a home, or for those of its first argument."""
-    names = [each.partition("=")[0] for each in signature.split(", ")]
-    switch = next((each for each in ("inplace", "return_indices") if each in names), "")
-    place = names.index(switch) if switch else 0
+    switch, place = SWITCHES.get(path, ("", 0))
     function = Function(path, "1" if returns == "made" or switch == "return_indices" else returns)
     switched = Function(path, "2", in_place=switch == "inplace")
 
@@ -517,5 +515,5 @@ def _named_call(path: str, signature: str, returns: str, home: Any = None) -> Ca
         return call(where, function, args, kwargs)
 
     queued.__name__ = queued.__qualname__ = function.name
-    queued.__doc__ = f"See ``torch``'s ``{function.name}({signature})``."
+    queued.__doc__ = f"See ``torch.{path}``."
     return queued

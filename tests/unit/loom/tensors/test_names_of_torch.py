@@ -146,7 +146,7 @@ def test_a_range_of_a_dtype_is_as_long_as_in_torch(lt: Tensors, bounds: Any, dty
 
 def test_the_table_of_names_is_that_of_the_torch_that_is_installed() -> None:
     if torch.__version__.partition("+")[0] == names.TORCH:
-        assert tensor_names.tables() == (names.FUNCTIONS, names.METHODS)
+        assert tensor_names.tables() == (names.FUNCTIONS, names.METHODS, names.SWITCHES)
     else:
         pytest.fail(f"loom.tensors.names is of torch {names.TORCH}: run python -m tests.support.tensor_names")
 
