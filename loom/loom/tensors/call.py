@@ -10,7 +10,7 @@ from weakref import ref
 from loom.errors import NotSupported
 from loom.tensors.grad_modes import grad_enabled, makes_leaves
 from loom.tensors.history import Node, link, needs_grad, relink
-from loom.tensors.layouts import PLAIN, DtypeKind, Meta, dtype_named, plain
+from loom.tensors.layouts import PLAIN, DtypeKind, Meta, Misfit, dtype_named, fits, plain
 from loom.tensors.names import DYNAMIC, FUNCTIONS, METHODS, SWITCHES, VIEWING, WITHOUT_GRADIENT
 from loom.tensors.sending.encoding import Constant, Form, Numbered, S, T, hashable
 from loom.tensors.tensor import Tensor, Value
@@ -22,7 +22,9 @@ RULES: dict[str, Callable[..., Any]] = {}
 """The layouts of results, by a function's name without ``Tensor.`` and ``nn.functional.``, or with it.
 
 A rule takes the arguments of a call, a `Meta` for each tensor. It returns a `Meta`, or several in a tuple; None if
-only the workers know. It raises what torch raises."""
+only the workers know. If it raises one of `UNKNOWN_CALL`, torch in the workers is asked what is wrong."""
+
+UNKNOWN_CALL = (Misfit, AttributeError, LookupError, TypeError, ValueError)
 
 ELEMENTWISE: set[str] = set()
 """The functions that compute each element of the result by those in its place: their numbers differ each time."""
@@ -270,8 +272,8 @@ class Formed(NamedTuple):
     """Those of the numbers that may differ each time."""
 
 
-def formed(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Formed:
-    """Return a call with holes for its tensors, and for its numbers if these vary."""
+def formed(path: str, args: Sequence[Any], kwargs: Mapping[str, Any], varying: bool = False) -> Formed:
+    """Return a call of a function with holes for its tensors, and for its numbers if these vary."""
     tensors: list[Tensor] = []
     types: list[type] = []
 
@@ -280,14 +282,14 @@ def formed(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         return T(len(tensors) - 1)
 
     def hole(value: Any) -> Any:
-        if function.varying and type(value) in PLAIN:
+        if varying and type(value) in PLAIN:
             types.append(type(value))
             return S(len(types) - 1)
         return _mapped(value, hole_of)
 
     holes = tuple(map(hole, args))
     named = tuple([(name, hole(each)) for name, each in kwargs.items()])
-    return Formed(Form(function.path, holes, named, len(tensors), len(types)), tensors, tuple(types))
+    return Formed(Form(path, holes, named, len(tensors), len(types)), tensors, tuple(types))
 
 
 def _learn(home: Any, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any], key: Any) -> Known:
@@ -301,16 +303,12 @@ def _learn(home: Any, function: Function, args: Sequence[Any], kwargs: Mapping[s
 
 
 def _first_known(home: Any, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Known:
-    form, tensors, types = formed(function, args, kwargs)
+    form, tensors, types = formed(function.path, args, kwargs, function.varying)
     out, asked = None, True
     if function.rule is not None:
-        if not (tensors or (args and isinstance(args[0], (tuple, list)))):
-            raise TypeError(f"{function.name}(): argument 'input' (position 1) must be Tensor, not {_kind(args)}")
         asked = function.returns == "?" or all(each._meta is not None for each in tensors)
-        out = _ruled(function, args, kwargs) if asked else None
+        out = _ruled(home, function, args, kwargs) if asked else None
     if function.in_place:
-        if out is not None and function.varying:
-            _check_fits(tensors[0].meta, out, function.name)
         return Known(home._form(form._replace(outs=0), types), None, (), (), ())
     if out is not None:
         found: list[Meta] = []
@@ -330,19 +328,46 @@ def _first_known(home: Any, function: Function, args: Sequence[Any], kwargs: Map
     return Known(home._form(form, types), tree, metas, sizes, (True,) * len(metas))
 
 
-def _ruled(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the layouts that a function's rule gives."""
+def _ruled(home: Any, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the layouts that a function's rule gives; None if the workers know of the call, and the rule does not.
+
+    Raises:
+        OperationFailed: torch refuses the call.
+    """
     assert function.rule is not None
     given = [_mapped(each, _meta_of) for each in args]
     named = {_NAMED_AS_IN_NUMPY.get(name, name): _mapped(each, _meta_of) for name, each in kwargs.items()}
     try:
-        return function.rule(*given, **named)
-    except AttributeError as error:
-        raise TypeError(f"{function.name}(): an argument must be Tensor, not {type(error.obj).__name__}") from None
+        out = function.rule(*given, **named)
+        if function.in_place and function.varying and out is not None:
+            own = given[0]
+            fits(out.shape == own.shape and out.dtype.kind <= own.dtype.kind)
+            fits(own.dtype.kind is not DtypeKind.COMPLEX or out.dtype.kind is not DtypeKind.FLOAT)
+        return out
+    except UNKNOWN_CALL:
+        form, tensors, _ = formed(function.path, args, kwargs)
+    home._structure(form, tensors)
+    return None
 
 
-def _kind(args: Sequence[Any]) -> str:
-    return type(args[0]).__name__ if args else "nothing"
+def _unknown(*args: Any, **kwargs: Any) -> None:
+    raise Misfit
+
+
+@cache
+def _asked_first(path: str) -> Function:
+    function = Function(path, in_place=path == ".setitem")
+    function.rule = _unknown
+    return function
+
+
+def call_asked(home: Any, path: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Queue a function as `call` does, when the workers have said that torch does not refuse it.
+
+    Raises:
+        OperationFailed: torch refuses it.
+    """
+    return call(home, _asked_first(path), args, kwargs)
 
 
 def _tree(out: Any, found: list[Meta]) -> Any:
@@ -430,24 +455,6 @@ def check_leaf(target: Tensor, name: str) -> None:
         return
     if grad_enabled.get() and target._needs and target._node is None and not target._root.needs:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
-
-
-def _check_fits(own: Meta, out: Meta, name: str) -> None:
-    """Check that a result can take the place of a tensor.
-
-    Raises:
-        RuntimeError: it cannot, in torch's words.
-    """
-    if out.shape != own.shape:
-        raise RuntimeError(
-            f"output with shape {list(own.shape)} doesn't match the broadcast shape {list(out.shape)}"
-        )
-    if out.dtype.kind > own.dtype.kind:
-        raise RuntimeError(
-            f"result type {out.dtype.scalar_name} can't be cast to the desired output type {own.dtype.scalar_name}"
-        )
-    if out.dtype.kind is DtypeKind.FLOAT and own.dtype.kind is DtypeKind.COMPLEX:
-        raise RuntimeError(f"In-place {name} is not supported for complex tensors.")
 
 
 def changed(target: Tensor, name: str, others: Sequence[Tensor]) -> None:

@@ -5,28 +5,31 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
-from operator import index as to_int
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import NotSupported
+from loom.tensors.call import call_asked
 from loom.tensors.layouts import (
     DEFAULT,
     PLAIN,
     DType,
     DtypeKind,
     Meta,
+    Misfit,
     Shape,
     bfloat16,
     bool_,
     complex64,
-    complex128,
     dtype_named,
+    fits,
     float32,
     float64,
     int64,
     of_scalar,
     plain,
+    real_of,
 )
 from loom.tensors.placements import WHOLE, largest_part, packed
 from loom.tensors.sending.encoding import Form, S
@@ -92,7 +95,7 @@ def pack(data: Any, wanted: DType | None) -> tuple[Shape, DType, bytes]:
 
     Args:
         data: a number, nested sequences of numbers, an array of numpy, a tensor of torch on the CPU, or a buffer.
-        wanted: the dtype; that of torch for such data, if None.
+        wanted: the dtype, which numbers have then if they can be packed so; else the workers convert them.
 
     Raises:
         ValueError: the sequences have different lengths.
@@ -100,29 +103,21 @@ def pack(data: Any, wanted: DType | None) -> tuple[Shape, DType, bytes]:
     """
     if hasattr(data, "detach") and hasattr(data, "cpu"):
         data = data.detach().resolve_conj().resolve_neg().cpu()
-        if str(data.dtype) == "torch.bfloat16":
-            shape, _, raw = pack(data.float(), None)
-            return _cast(shape, float32, raw, wanted or bfloat16)
-        data = data.numpy()
+        data = (data.float() if str(data.dtype) == "torch.bfloat16" else data).numpy()
     if hasattr(data, "__array_interface__") and hasattr(data, "tobytes"):
         native = data.astype(data.dtype.newbyteorder("<"), copy=False)
-        return _cast(tuple(native.shape), dtype_named(str(native.dtype.name)), native.tobytes(), wanted)
+        return tuple(native.shape), dtype_named(str(native.dtype.name)), native.tobytes()
     if isinstance(data, (array, memoryview)):
         view = memoryview(data)
         kind = next((each for each in _BY_CODE if each.code == view.format), None)
         if kind is None:
             raise TypeError(f"a buffer of {view.format!r} has no dtype here")
-        return _cast(tuple(view.shape or ()), kind, view.tobytes(), wanted)
+        return tuple(view.shape or ()), kind, view.tobytes()
     shape = _shape_of(data)
     flat = list(_flat(data, shape, 0))
     kind = wanted or _kind_of(flat)
+    kind = float32 if kind.itemsize == 2 and kind.is_floating_point else kind
     return shape, kind, _bytes_of(flat, kind)
-
-
-def _cast(shape: Shape, found: DType, raw: bytes, wanted: DType | None) -> tuple[Shape, DType, bytes]:
-    if wanted is None or wanted is found:
-        return shape, found, raw
-    return shape, wanted, _bytes_of(list(Elements(found.name, shape, raw)._numbers()), wanted)
 
 
 _BY_CODE = (bool_, float32, float64, int64, *map(dtype_named, ("uint8", "int8", "int16", "int32")))
@@ -168,34 +163,15 @@ def _kind_of(flat: Sequence[Any]) -> DType:
 
 
 def _bytes_of(flat: Sequence[Any], kind: DType) -> bytes:
-    if kind is bfloat16:
-        words = struct.unpack(f"<{len(flat)}I", struct.pack(f"<{len(flat)}f", *map(float, flat)))
-        return struct.pack(f"<{len(flat)}H", *(_rounded(word) for word in words))
+    """Return numbers as the elements of a dtype that C has; a float that is too large is infinite, as in torch."""
+    if kind is bool_:
+        return bytes(map(bool, flat))
     if kind.kind is DtypeKind.COMPLEX:
-        parts = [part for each in map(complex, flat) for part in (each.real, each.imag)]
-        return struct.pack(f"<{len(parts)}{'d' if kind is complex128 else 'f'}", *parts)
-    convert = {DtypeKind.BOOL: bool, DtypeKind.INT: int, DtypeKind.FLOAT: float}[kind.kind]
+        return _bytes_of([part for each in map(complex, flat) for part in (each.real, each.imag)], real_of(kind))
     try:
-        return struct.pack(f"<{len(flat)}{kind.code}", *map(convert, flat))
-    except OverflowError:  # of a float: torch gives infinity
-        return struct.pack(f"<{len(flat)}{kind.code}", *(_within(float(each), kind) for each in flat))
-    except struct.error as error:
+        return array(kind.code, map(int if kind.kind is DtypeKind.INT else float, flat)).tobytes()
+    except OverflowError as error:
         raise RuntimeError(f"value cannot be converted to type {kind.name} without overflow") from error
-
-
-def _within(number: float, kind: DType) -> float:
-    try:
-        struct.pack(f"<{kind.code}", number)
-    except OverflowError:
-        return float("inf") if number > 0 else float("-inf")
-    return number
-
-
-def _rounded(word: int) -> int:
-    """Return the bfloat16 that is nearest to a float32, of two the even one."""
-    if word & 0x7FFFFFFF > 0x7F800000:
-        return (word >> 16) | 0x40
-    return (word + 0x7FFF + ((word >> 16) & 1)) >> 16
 
 
 Placements = Sequence[Any] | None
@@ -208,8 +184,10 @@ def _filling(name: str) -> Callable[..., Tensor]:
     def made(self: Making, *size: Any, dtype: Any = None, **how: Any) -> Tensor:
         if "size" in how:
             size = (how.pop("size"),)
-        meta = Meta(_size(size), _dtype(dtype))
-        return self._made(meta, Form(".made", (name, meta.shape), (("dtype", meta.dtype),)), **how)
+        with suppress(Misfit):
+            meta = Meta(_size(size), _dtype(dtype))
+            return self._made(meta, Form(".made", (name, meta.shape), (("dtype", meta.dtype),)), **how)
+        return call_asked(self, ".made", (name, *size))  # type: ignore[no-any-return]
 
     made.__name__ = made.__qualname__ = name
     made.__doc__ = f"Make a tensor of a size: see ``torch.{name}``."
@@ -224,7 +202,6 @@ class Making:
         _pending: Any
         _form: Callable[..., Any]
         _join: Callable[[], None]
-        _make: Callable[..., Tensor]
         _queue: Callable[..., int]
 
     def tensor(
@@ -244,8 +221,11 @@ class Making:
             ValueError: the sequences have different lengths.
             TypeError: an element is no number.
         """
-        shape, kind, raw = pack(data, None if dtype is None else dtype_named(dtype))
+        wanted = bfloat16 if str(getattr(data, "dtype", "")) == "torch.bfloat16" else None
+        wanted = wanted if dtype is None else dtype_named(dtype)
+        shape, kind, raw = pack(data, wanted)
         made = self._made(Meta(shape, kind), Form(".data", (shape, kind)), data=raw)
+        made = made if wanted is None else made.to(wanted)
         made = made if placements is None else made.redistribute(placements)
         return made.requires_grad_() if requires_grad else made
 
@@ -269,37 +249,18 @@ class Making:
         form = Form(".made", ("full", meta.shape, S(0)), (("dtype", meta.dtype),), numbers=1)
         return self._made(meta, form, (fill_value,), **how)
 
-    def eye(self, n: int, m: int | None = None, dtype: Any = None, **how: Any) -> Tensor:
-        size = _size((n, n if m is None else m))
-        return self._call(Meta(size, _dtype(dtype)), "eye", *size, **how)
-
     def arange(self, start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **how: Any) -> Tensor:
-        """Make the numbers from ``start``, below ``end``, in steps.
-
-        Raises:
-            RuntimeError: the step leads away from the end, or is 0.
-        """
+        """Make the numbers from ``start``, below ``end``, in steps."""
         start, end, step = plain(start), plain(end), plain(step)
         if end is None:
             start, end = 0, start
         whole = all(isinstance(each, int) for each in (start, end, step))
         kind = int64 if whole and dtype is None else _dtype(dtype)
         begin, bound, by = map(int, (start, end, step)) if kind is int64 else (start, end, step)  # as torch does
-        if by == 0:
-            raise RuntimeError("step must be nonzero")
-        if (bound - begin) * by < 0:
-            raise RuntimeError("upper bound and lower bound inconsistent with step sign")
-        meta = Meta((int(max(0, -((begin - bound) // by))),), kind)
+        if by == 0 or (bound - begin) * by < 0:
+            return call_asked(self, ".made", ("arange", start, end, step), {"dtype": kind})  # type: ignore[no-any-return]
+        meta = Meta((int(-((begin - bound) // by)),), kind)
         return self._call(meta, "arange", start, end, step, **how)
-
-    def linspace(self, start: Any, end: Any, steps: int, *, dtype: Any = None, **how: Any) -> Tensor:
-        """Make so many numbers from ``start`` to ``end``, at equal distances."""
-        steps = to_int(steps)
-        if steps < 0:
-            raise RuntimeError("number of steps must be non-negative")
-        if isinstance(start, Tensor) or isinstance(end, Tensor):
-            return self._make("linspace", (start, end, steps), {"dtype": dtype, **how})
-        return self._call(Meta((steps,), _dtype(dtype)), "linspace", start, end, steps, **how)
 
     def randint(self, low: int, high: Any = None, size: Any = None, *, dtype: Any = None, **how: Any) -> Tensor:
         """Make random ints from ``low``, 0 if it is left out, below ``high``."""
@@ -308,15 +269,8 @@ class Making:
             low, high, size = (0, low, high) if not isinstance(high, int) else (low, high, None)
         if size is None or high is None:
             raise TypeError("randint() takes a bound and a size, or two bounds and a size")
-        if low >= high:
-            raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
         meta = Meta(_size((size,)), _dtype(dtype or int64))
         return self._call(meta, "randint", int(low), int(high), meta.shape, **how)
-
-    def randperm(self, n: int, *, dtype: Any = None, **how: Any) -> Tensor:
-        """Make the ints below ``n`` in a random order."""
-        (size,) = _size((n,))
-        return self._call(Meta((size,), _dtype(dtype or int64)), "randperm", size, **how)
 
     def seed(self, number: int) -> None:
         """Let every process draw the random numbers of a seed from here on."""
@@ -370,13 +324,9 @@ def _size(size: tuple[Any, ...]) -> Shape:
     """Return the shape of ``zeros(2, 3)`` and of ``zeros((2, 3))``."""
     if len(size) == 1 and not isinstance(size[0], int):
         size = (plain(size[0]),) if hasattr(size[0], "item") else tuple(size[0])
-    size = plain(size)
-    for each in size:
-        if each < 0:
-            raise RuntimeError(
-                f"Trying to create tensor with negative dimension {each}: [{', '.join(map(str, size))}]"
-            )
-    return tuple(size)
+    size = tuple(plain(size))
+    fits(min(size, default=0) >= 0)
+    return size
 
 
 def _dtype(dtype: Any) -> DType:

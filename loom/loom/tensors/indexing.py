@@ -7,10 +7,21 @@ batches of a loop, ``x[i : i + 32]``, have the same form.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from operator import index as to_int
 from typing import Any, NamedTuple
 
-from loom.tensors.call import Function, Known, call, changed, check_leaf, function_at, run
+from loom.tensors.call import (
+    UNKNOWN_CALL,
+    Function,
+    Known,
+    call,
+    call_asked,
+    changed,
+    check_leaf,
+    function_at,
+    run,
+)
 from loom.tensors.history import needs_grad
 from loom.tensors.layout_rules import method, methods, picked, viewed
 from loom.tensors.layouts import (
@@ -19,6 +30,7 @@ from loom.tensors.layouts import (
     Meta,
     bool_,
     broadcast,
+    fits,
     int32,
     int64,
     pointwise_meta,
@@ -48,20 +60,11 @@ class Index(NamedTuple):
 
 
 def parsed(tensor: Tensor, index: Any) -> Index:
-    """Return an index of Python.
-
-    Raises:
-        IndexError: it is out of range, has too many parts, or one that is no index.
-    """
-    if isinstance(index, list) and any(each is None or isinstance(each, (slice, Tensor, list)) for each in index):
-        raise IndexError("an index of several parts has to be a tuple, not a list")
+    """Return an index of Python, or raise one of `UNKNOWN_CALL` if it is none of this tensor."""
     parts = [_part(tensor, each) for each in (index if isinstance(index, tuple) else (index,))]
     shape = tensor.shape
     spare = len(shape) - sum(map(_taken, parts))
-    if spare < 0:
-        if not shape and isinstance(parts[0], int):
-            raise IndexError("invalid index of a 0-dim tensor. Use `tensor.item()`")
-        raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
+    fits(spare >= 0)
     items: list[Item] = []
     numbers: list[int] = []
     tensors: list[Tensor] = []
@@ -76,22 +79,15 @@ def parsed(tensor: Tensor, index: Any) -> Index:
         elif isinstance(part, slice):
             items.append(_slice(part, shape[place], numbers))
         elif isinstance(part, list):
-            if len(part) != shape[place]:
-                raise IndexError(
-                    f"The shape of the mask [{len(part)}] at index 0 does not match the shape of the indexed "
-                    f"tensor {list(shape)} at index {place}"
-                )
+            fits(len(part) == shape[place])
             items.append(SEVERAL)
             tensors.append(tensor._home.tensor([at for at, each in enumerate(part) if each], dtype=int64))
         elif isinstance(part, Tensor):
             items.append(MASK if _is_mask(part) else SEVERAL if part.shape else ONE)
             tensors.append(part)
         else:
-            size = shape[place]
-            if not -size <= part < size:
-                raise IndexError(f"index {part} is out of bounds for dimension {place} with size {size}")
             items.append(INT)
-            numbers.append(part % size)
+            numbers.append(range(shape[place])[part])
         place += _taken(part)
     while items and items[-1] == WHOLE:
         items.pop()
@@ -120,16 +116,9 @@ def _part(tensor: Tensor, part: Any) -> Any:
     if isinstance(part, (list, range)) or (hasattr(part, "__array__") and part.shape and not _is_lazy(part)):
         part = tensor._home.tensor(part, dtype=None if len(part) else int64)
     if not isinstance(part, Tensor):
-        try:
-            return int(to_int(part))
-        except TypeError:
-            raise IndexError(
-                "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
-                f"(got {type(part).__name__})"
-            ) from None
+        return int(to_int(part))
     ints = (int32, int64) if part.shape else (part.dtype,)
-    if not _is_mask(part) and (part.dtype.kind is not DtypeKind.INT or part.dtype not in ints):
-        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    fits(_is_mask(part) or (part.dtype.kind is DtypeKind.INT and part.dtype in ints))
     return part
 
 
@@ -139,8 +128,7 @@ def _is_lazy(part: Any) -> bool:
 
 def _slice(part: slice, size: int, numbers: list[int]) -> Item:
     step = 1 if part.step is None else int(to_int(part.step))
-    if step <= 0:
-        raise ValueError("step must be greater than zero" if step else "slice step cannot be zero")
+    fits(step > 0)
     start, stop, _ = part.indices(size)
     length = max(0, -((start - stop) // step))
     if length == size and step == 1:
@@ -195,12 +183,9 @@ def _layout(metas: Sequence[Meta], items: Sequence[Item]) -> Meta | None:
     return _indexed(part, chosen, [each for each in others if each.shape]) if chosen else part
 
 
-def _indexed(part: Meta, chosen: Sequence[int], indices: Sequence[Meta]) -> Meta | None:
+def _indexed(part: Meta, chosen: Sequence[int], indices: Sequence[Meta]) -> Meta:
     """Return what tensors of ints give as indices of some dimensions. As `AdvancedIndex` of ATen."""
-    try:
-        shape = broadcast(*(each.shape for each in indices))
-    except RuntimeError:
-        return None
+    shape = broadcast(*(each.shape for each in indices))
     if chosen[-1] - chosen[0] + 1 != len(chosen):  # they are not side by side: the result begins with them
         part = picked(part, [*chosen, *(place for place in range(len(part.shape)) if place not in chosen)])
         chosen = range(len(chosen))
@@ -230,19 +215,32 @@ def _getitem(self: Tensor, index: Any) -> Any:
     Raises:
         IndexError: the index is out of range.
     """
-    items, numbers, others = parsed(self, index)
-    home, tensors = self._home, (self, *others)
-    function = _VIEW if SEVERAL not in items and MASK not in items else _COPY
-    metas = tuple([each.meta for each in tensors])
-    key = (function, items, metas)
-    known = home._known.get(key)
+    home = self._home
+    try:
+        items, numbers, others = parsed(self, index)
+        tensors = (self, *others)
+        function = _VIEW if SEVERAL not in items and MASK not in items else _COPY
+        metas = tuple([each.meta for each in tensors])
+        key = (function, items, metas)
+        known = home._known.get(key)
+        if known is None:
+            meta = _layout(metas, items)
+            args = (T(0), _arguments(items))
+            form = Form(".getitem", args, tensors=len(tensors), numbers=len(numbers))
+            sizes = () if meta is None or function.view else (meta.nbytes,)
+            known = Known(home._form(form, (int,) * len(numbers)), None, (meta,), sizes, (True,))
+            home._known[key] = known
+    except UNKNOWN_CALL:
+        known = None
     if known is None:
-        meta = _layout(metas, items)
-        args = (T(0), _arguments(items))
-        form = Form(".getitem", args, tensors=len(tensors), numbers=len(numbers))
-        sizes = () if meta is None or function.view else (meta.nbytes,)
-        known = home._known[key] = Known(home._form(form, (int,) * len(numbers)), None, (meta,), sizes, (True,))
+        return call_asked(home, ".getitem", (self, _travelling(index)))
     return run(home, function, known, tensors, numbers, key)
+
+
+def _travelling(index: Any) -> list[Any]:
+    """Return an index of which the workers are asked: a tuple would be a slice there."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return [each.tolist() if hasattr(each, "dtype") and not isinstance(each, Tensor) else each for each in parts]
 
 
 def _setitem(self: Tensor, index: Any, value: Any) -> None:
@@ -251,23 +249,33 @@ def _setitem(self: Tensor, index: Any, value: Any) -> None:
     Raises:
         IndexError: the index is out of range.
         RuntimeError: the value does not fit the part, or this is a leaf whose gradient is wanted.
+        TypeError: the value is no tensor, and no number.
     """
-    items, numbers, others = parsed(self, index)
-    home, tensors = self._home, [self, *others]
-    if type(value) in PLAIN:
-        numbers = (*numbers, value)
-    elif isinstance(value, Tensor) or hasattr(value, "__array__"):
+    home = self._home
+    if type(value) not in PLAIN:
+        if not isinstance(value, Tensor) and not hasattr(value, "__array__"):
+            raise TypeError(f"can't assign a {type(value).__name__} to a tensor")
         value = value if isinstance(value, Tensor) else home.tensor(value)
         if needs_grad(value) and self.dtype.kind < DtypeKind.FLOAT:
             value = value.detach()
-        part = _layout([each.meta for each in tensors], items)
-        if part is not None:
+    tensors = []
+    try:
+        items, numbers, others = parsed(self, index)
+        part = _layout([each.meta for each in (self, *others)], items)
+        if isinstance(value, Tensor) and part is not None:
             _check_fits(value.shape, part.shape)
+        tensors = [self, *others]
+    except UNKNOWN_CALL:
+        pass
+    if not tensors:
+        call_asked(home, ".setitem", (self, _travelling(index), value))
+        return
+    if isinstance(value, Tensor):
         tensors.append(value)
     else:
-        raise TypeError(f"can't assign a {type(value).__name__} to a tensor")
+        numbers = (*numbers, value)
     check_leaf(self, "setitem")
-    last = T(len(tensors) - 1) if len(tensors) > len(others) + 1 else S(len(numbers) - 1)
+    last = T(len(others) + 1) if isinstance(value, Tensor) else S(len(numbers) - 1)
     args = (T(0), _arguments(items), last)
     form = Form(".setitem", args, tensors=len(tensors), numbers=len(numbers), outs=0)
     home._queue(home._form(form, tuple(map(type, numbers))), tensors, numbers)
@@ -275,20 +283,11 @@ def _setitem(self: Tensor, index: Any, value: Any) -> None:
 
 
 def _check_fits(value: Sequence[int], part: Sequence[int]) -> None:
-    """Check that a value can be broadcast to a part; leading dimensions of size 1 do not matter.
-
-    Raises:
-        RuntimeError: it cannot, in torch's words.
-    """
+    """Check that a value can be broadcast to a part; leading dimensions of size 1 do not matter."""
     kept = list(value)
     while len(kept) > len(part) and kept[0] == 1:
         del kept[0]
-    ends = part[len(part) - len(kept) :]
-    if len(kept) > len(part) or any(size not in (1, wanted) for size, wanted in zip(kept, ends, strict=True)):
-        raise RuntimeError(
-            f"shape mismatch: value tensor of shape {list(value)} cannot be broadcast to indexing result of shape "
-            f"{list(part)}"
-        )
+    fits(broadcast(tuple(kept), tuple(part)) == tuple(part))
 
 
 def _iterator(self: Tensor) -> Iterator[Tensor]:
@@ -302,27 +301,24 @@ methods.update(__getitem__=_getitem, __setitem__=_setitem, __iter__=_iterator)
 
 @method
 def select(self: Tensor, dim: int, index: int) -> Tensor:
-    if not self.dim():
-        raise IndexError("select() cannot be applied to a 0-dim tensor.")
-    return self[(slice(None),) * wrapped(dim, self.dim()) + (int(to_int(index)),)]
+    with suppress(*UNKNOWN_CALL):
+        fits(self.dim())
+        place, at = wrapped(dim, self.dim()), int(to_int(index))
+        fits(-self.shape[place] <= at < self.shape[place])
+        return self[(slice(None),) * place + (at,)]
+    return call_asked(self._home, "Tensor.select", (self, dim, index))  # type: ignore[no-any-return]
 
 
 @method
 def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
-    if not self.dim():
-        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
-    if length < 0:
-        raise RuntimeError("narrow(): length must be non-negative.")
-    if isinstance(start, Tensor) and (start.dim() or start.dtype.kind is not DtypeKind.INT):
-        raise RuntimeError("start must be an 0-dim integral Tensor.")
-    place = wrapped(dim, self.dim())
-    size, begin = self.shape[place], int(to_int(start))
-    if not -size <= begin <= size:
-        raise IndexError(f"start out of range (expected to be in range of [{-size}, {size}], but got {begin})")
-    begin += size if begin < 0 else 0
-    if begin + length > size:
-        raise RuntimeError(f"start ({begin}) + length ({length}) exceeds dimension size ({size}).")
-    return self[(slice(None),) * place + (slice(begin, begin + length),)]
+    with suppress(*UNKNOWN_CALL):
+        place = wrapped(dim, self.dim())
+        size, begin = self.shape[place], int(to_int(start))
+        fits(-size <= begin <= size and length >= 0)
+        begin += size if begin < 0 else 0
+        fits(begin + length <= size)
+        return self[(slice(None),) * place + (slice(begin, begin + length),)]
+    return call_asked(self._home, "Tensor.narrow", (self, dim, start, length))  # type: ignore[no-any-return]
 
 
 @method

@@ -1,29 +1,32 @@
 """The layouts of the functions that people write every day; of the others the workers tell them.
 
-Names, parameters and meanings are torch's. A rule raises torch's errors of shapes. What a kernel of torch's does
-not have, such as the softmax of integers, comes with the next read.
+Names, parameters and meanings are torch's. A rule raises `Misfit`, or whatever Python raises, if it does not know a
+call: then the workers' torch says at once what is wrong with it, or the layout. What a kernel of torch's does not
+have, such as the softmax of integers, comes with the next read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from math import prod as product
 from operator import index as to_int
 from typing import Any, NamedTuple
 
-from loom.errors import NotSupported
-from loom.tensors.call import ELEMENTWISE, RULES, Function, call, method_named
+from loom.tensors.call import ELEMENTWISE, RULES, Function, call, call_asked, method_named
 from loom.tensors.layouts import (
     DEFAULT,
     PLAIN,
     DType,
     DtypeKind,
     Meta,
+    Misfit,
     Shape,
     bool_,
     broadcast,
     dtype_named,
+    fits,
     int64,
     is_dense,
     of_scalar,
@@ -83,12 +86,7 @@ def floating(metas: Sequence[Meta], numbers: Sequence[Any]) -> DType:
 
 
 def pointwise(dtype: Dtypes, *args: Any, **named: Any) -> Meta:
-    """Return the layout of what tensors and numbers give, element by element.
-
-    Raises:
-        RuntimeError: the shapes do not fit.
-        TypeError: an operand is neither.
-    """
+    """Return the layout of what tensors and numbers give, element by element."""
     metas: list[Meta] = []
     numbers: list[Any] = []
     for each in (*args, *[value for name, value in named.items() if name not in APART]):
@@ -96,8 +94,8 @@ def pointwise(dtype: Dtypes, *args: Any, **named: Any) -> Meta:
             metas.append(each)
         elif type(each) in PLAIN:
             numbers.append(each)
-        elif each is not None:
-            raise TypeError(f"an operand must be Tensor, not {type(each).__name__}")
+        else:
+            fits(each is None)
     return pointwise_meta(metas, dtype(metas, numbers))
 
 
@@ -188,12 +186,7 @@ class Selected(NamedTuple):
 
 
 def reduced(shape: Shape, dim: Any, keepdim: bool = False) -> Shape:
-    """Return a shape without some dimensions: without any for None or an empty sequence.
-
-    Raises:
-        IndexError: there is no such dimension.
-        RuntimeError: one is named twice.
-    """
+    """Return a shape without some dimensions: without any for None or an empty sequence."""
     gone = range(len(shape)) if dim is None or dim in ((), []) else wrapped_dims(whole(dim), len(shape))
     return tuple([1 if place in gone else size for place, size in enumerate(shape) if keepdim or place not in gone])
 
@@ -202,10 +195,7 @@ def reduction(dtype: Callable[[DType], DType], names: str) -> None:
     """Note functions that make one element of many along dimensions."""
 
     def along(input: Meta, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None) -> Meta:
-        kind = (
-            kind_of(input.dtype) if dtype is None else dtype
-        )  # first: torch looks at the dtype before the dimensions
-        return Meta(reduced(input.shape, dim, keepdim), kind)
+        return Meta(reduced(input.shape, dim, keepdim), kind_of(input.dtype) if dtype is None else dtype)
 
     kind_of = dtype
     for name in names.split():
@@ -213,16 +203,8 @@ def reduction(dtype: Callable[[DType], DType], names: str) -> None:
 
 
 def averaged(dtype: DType) -> DType:
-    """Return the dtype of a mean.
-
-    Raises:
-        RuntimeError: it is of integers.
-    """
-    if dtype.kind < DtypeKind.FLOAT:
-        raise RuntimeError(
-            "mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
-            f"Got: {dtype.scalar_name}"
-        )
+    """Return the dtype of a mean, of which integers have none."""
+    fits(dtype.kind >= DtypeKind.FLOAT)
     return dtype
 
 
@@ -291,8 +273,7 @@ def argsort(input: Meta, dim: int = -1, descending: bool = False, stable: bool =
 @rule
 def topk(input: Meta, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Selected:
     place = wrapped(dim, len(input.shape))
-    if not 0 <= k <= (input.shape[place] if input.shape else 1):
-        raise RuntimeError("selected index k out of range")
+    fits(0 <= k <= (input.shape[place] if input.shape else 1))
     shape = (*input.shape[:place], k, *input.shape[place + 1 :]) if input.shape else ()
     return Selected(Meta(shape, input.dtype), Meta(shape, int64))
 
@@ -308,32 +289,12 @@ RULES["log_softmax"] = softmax
 # Products
 
 
-def _check_dtypes(one: Meta, other: Meta) -> DType:
-    if one.dtype is not other.dtype:
-        # The names of torch's errors depend on the shapes; this is the one for matrices.
-        raise RuntimeError(
-            f"expected m1 and m2 to have the same dtype, but got: {one.dtype.name} != {other.dtype.name}"
-        )
-    return one.dtype
-
-
-def _check_inner(one: Shape, other: Shape) -> None:
-    if one[-1] != other[-2 if len(other) > 1 else 0]:
-        left, right = (f"{product(each[:-1])}x{each[-1]}" for each in (one, other))
-        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({left} and {right})")
-
-
 @rule
 def matmul(input: Meta, other: Meta) -> Meta:
     one, two = input.shape, other.shape
-    if not one or not two:
-        raise RuntimeError(
-            f"both arguments to matmul need to be at least 1D, but they are {len(one)}D and {len(two)}D"
-        )
-    _check_inner(one, two)
+    fits(one[-1] == two[-2 if len(two) > 1 else 0] and input.dtype is other.dtype)
     lead = broadcast(one[:-2], two[:-2])
-    shape = lead + one[-2:-1] * (len(one) > 1) + two[-1:] * (len(two) > 1)
-    return Meta(shape, _check_dtypes(input, other))
+    return Meta(lead + one[-2:-1] * (len(one) > 1) + two[-1:] * (len(two) > 1), input.dtype)
 
 
 def _of_dimensions(name: str, one: int, other: int) -> None:
@@ -341,14 +302,8 @@ def _of_dimensions(name: str, one: int, other: int) -> None:
 
     def multiplied(input: Meta, *others: Meta, **named: Meta) -> Meta:
         (second,) = (*others, *named.values())
-        if len(input.shape) != one or len(second.shape) != other:
-            found = f"{len(input.shape)}D and {len(second.shape)}D"
-            raise RuntimeError(f"{name} expects tensors of {one}D and {other}D, but they are {found}")
-        if one == 3 and input.shape[0] != second.shape[0]:
-            raise RuntimeError(
-                f"Expected size for first two dimensions of batch2 tensor to be: [{input.shape[0]}, "
-                f"{input.shape[2]}] but got: [{second.shape[0]}, {second.shape[1]}]."
-            )
+        fits(len(input.shape) == one and len(second.shape) == other)
+        fits(one < 3 or input.shape[0] == second.shape[0])
         return matmul(input, second)  # type: ignore[no-any-return]
 
     RULES[name] = multiplied
@@ -370,14 +325,13 @@ def baddbmm(input: Meta, batch1: Meta, batch2: Meta, *, beta: Any = 1, alpha: An
 
 @rule
 def linear(input: Meta, weight: Meta, bias: Meta | None = None) -> Meta:
-    if len(weight.shape) not in (1, 2):
-        raise RuntimeError(f"mat2 must be a matrix, got {len(weight.shape)}-D tensor")
+    fits(len(weight.shape) in (1, 2))
     result = matmul(input, Meta(weight.shape[::-1], weight.dtype))
     return result if bias is None else _added(bias, result)
 
 
 def _added(input: Meta, result: Meta) -> Meta:
-    _check_dtypes(input, result)
+    fits(input.dtype is result.dtype)
     expand(input, result.shape)
     return result
 
@@ -387,32 +341,14 @@ def _added(input: Meta, result: Meta) -> Meta:
 
 @rule
 def cat(tensors: Sequence[Meta], dim: int = 0) -> Meta | None:
-    if not tensors:
-        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
-    if not all(each.shape for each in tensors):
-        at = next(at for at, each in enumerate(tensors) if not each.shape)
-        raise RuntimeError(f"zero-dimensional tensor (at position {at}) cannot be concatenated")
+    fits(tensors and all(each.shape for each in tensors))
     dtype = promoted(tensors, ())
-    first, *others = [each for each in tensors if each.shape != (0,)] or tensors
-    place = wrapped(dim, len(first.shape))
-    rest = (*first.shape[:place], *first.shape[place + 1 :])
-    size = first.shape[place]
-    for each in others:
-        if each.shape == (0,):
-            continue
-        if len(each.shape) != len(first.shape):
-            raise RuntimeError(
-                f"Tensors must have same number of dimensions: got {len(first.shape)} and {len(each.shape)}"
-            )
-        if (*each.shape[:place], *each.shape[place + 1 :]) != rest:
-            raise RuntimeError(
-                f"Sizes of tensors must match except in dimension {place}. Expected {list(first.shape)} but got "
-                f"{list(each.shape)}"
-            )
-        size += each.shape[place]
-    if len(first.shape) in (4, 5) and not first.contiguous:
+    parts = [each for each in tensors if each.shape != (0,)] or tensors
+    place = wrapped(dim, len(parts[0].shape))
+    ((before, after),) = {(each.shape[:place], each.shape[place + 1 :]) for each in parts}
+    if len(parts[0].shape) in (4, 5) and not parts[0].contiguous:
         return None  # channels may be the last ones in memory
-    return Meta((*first.shape[:place], size, *first.shape[place + 1 :]), dtype)
+    return Meta((*before, sum([each.shape[place] for each in parts]), *after), dtype)
 
 
 RULES["concat"] = RULES["concatenate"] = cat
@@ -420,42 +356,22 @@ RULES["concat"] = RULES["concatenate"] = cat
 
 @rule
 def stack(tensors: Sequence[Meta], dim: int = 0) -> Meta:
-    if not tensors:
-        raise RuntimeError("stack expects a non-empty TensorList")
-    first = tensors[0].shape
-    for at, each in enumerate(tensors):
-        if each.shape != first:
-            raise RuntimeError(
-                f"stack expects each tensor to be equal size, but got {list(first)} at entry 0 and "
-                f"{list(each.shape)} at entry {at}"
-            )
-    place = wrapped(dim, len(first) + 1)
-    return Meta((*first[:place], len(tensors), *first[place:]), promoted(tensors, ()))
+    (shape,) = {each.shape for each in tensors}
+    place = wrapped(dim, len(shape) + 1)
+    return Meta((*shape[:place], len(tensors), *shape[place:]), promoted(tensors, ()))
 
 
 @rule
 def split(tensor: Meta, split_size_or_sections: Any, dim: int = 0) -> tuple[Meta, ...]:
-    if not tensor.shape:
-        raise RuntimeError("split expects at least a 1-dimensional tensor")
+    fits(tensor.shape)
     place = wrapped(dim, len(tensor.shape))
     size, part = tensor.shape[place], split_size_or_sections
     if isinstance(part, int):
-        if part < 0:
-            raise RuntimeError(f"split expects split_size be non-negative, but got split_size={part}")
-        if part == 0 and size:
-            raise RuntimeError(f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}")
+        fits(part > 0 or (part == 0 and not size))
         sizes = [min(part, size - start) for start in range(0, size, part)] if size else [0]
     else:
         sizes = list(whole(part))
-        if any(each < 0 for each in sizes):
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={sizes}"
-            )
-        if sum(sizes) != size:
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {size} (input tensor's size at dimension "
-                f"{place}), but got split_sizes={sizes}"
-            )
+        fits(min(sizes, default=0) >= 0 and sum(sizes) == size)
     return tuple([resized(tensor, place, each) for each in sizes])
 
 
@@ -464,16 +380,14 @@ RULES["Tensor.split"] = lambda self, split_size, dim=0: split(self, split_size, 
 
 @rule
 def chunk(input: Meta, chunks: int, dim: int = 0) -> tuple[Meta, ...]:
-    if chunks <= 0:
-        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    fits(chunks > 0)
     size = input.shape[wrapped(dim, len(input.shape))] if input.shape else 0
     return split(input, -(-size // chunks) if size else [0] * chunks, dim)  # type: ignore[no-any-return]
 
 
 @rule
 def unbind(input: Meta, dim: int = 0) -> tuple[Meta, ...]:
-    if not input.shape:
-        raise IndexError("Dimension specified as 0 but tensor has no dimensions")
+    fits(input.shape)
     place = wrapped(dim, len(input.shape))
     part = picked(input, [each for each in range(len(input.shape)) if each != place])
     return (part,) * input.shape[place]
@@ -497,18 +411,9 @@ def whole(given: Any) -> Shape:
 
 
 def wrapped_dims(dims: Sequence[int], dimensions: int) -> list[int]:
-    """Return dimensions counted from the front.
-
-    Raises:
-        IndexError: one is out of range.
-        RuntimeError: one is there twice.
-    """
-    found: list[int] = []
-    for each in dims:
-        place = wrapped(each, dimensions)
-        if place in found:
-            raise RuntimeError(f"dim {place} appears multiple times in the list of dims")
-        found.append(place)
+    """Return dimensions counted from the front, of which none may be there twice."""
+    found = [wrapped(each, dimensions) for each in dims]
+    fits(len(set(found)) == len(found))
     return found
 
 
@@ -519,22 +424,14 @@ def picked(meta: Meta, places: Sequence[int]) -> Meta:
 
 
 def inferred(size: Shape, numel: int) -> Shape:
-    """Return a shape with the size instead of -1.
-
-    Raises:
-        RuntimeError: no such shape has as many elements.
-    """
-    if any(each < -1 for each in size):
-        at = next(place for place, each in enumerate(size) if each < -1)
-        raise RuntimeError(f"invalid shape dimension {size[at]} at index {at} of shape {list(size)}")
-    if size.count(-1) > 1:
-        raise RuntimeError("only one dimension can be inferred")
+    """Return a shape of so many elements with the size instead of -1."""
     known = product(each for each in size if each != -1)
-    if -1 not in size and known == numel:
+    fits(min(size, default=0) >= -1 and size.count(-1) < 2)
+    if -1 not in size:
+        fits(known == numel)
         return size
-    if -1 in size and known and numel % known == 0:
-        return tuple(numel // known if each == -1 else each for each in size)
-    raise RuntimeError(f"shape '{list(size)}' is invalid for input of size {numel}")
+    fits(known and numel % known == 0)
+    return tuple(numel // known if each == -1 else each for each in size)
 
 
 def viewed(old: Shape, strides: Shape, new: Shape) -> Shape | None:
@@ -575,14 +472,8 @@ def _reshaped(meta: Meta, size: Shape) -> tuple[Shape, Shape | None]:
 @rule
 def view(input: Meta, *sizes: Any, size: Any = ()) -> Meta:
     size = sizes or size
-    if len(size) == 1 and isinstance(size[0], DType):
-        raise NotSupported("view(dtype) is not supported on lazy tensors: use to(dtype), which copies")
     shape, strides = _reshaped(input, whole(size))
-    if strides is None:
-        raise RuntimeError(
-            "view size is not compatible with input tensor's size and stride (at least one dimension spans across "
-            "two contiguous subspaces). Use .reshape(...) instead."
-        )
+    fits(strides is not None)
     return Meta(shape, input.dtype, strides)
 
 
@@ -597,7 +488,9 @@ _RESHAPE, _RESHAPED = Function("Tensor.reshape"), Function(".reshaped")
 def reshape(self: Tensor, *sizes: Any, shape: Any = ()) -> Tensor:
     """Return the elements with another shape: a view if the strides allow one, else a copy."""
     size = whole(sizes or shape)
-    copies = _reshaped(self.meta, size)[1] is None
+    copies = False
+    with suppress(Misfit):
+        copies = _reshaped(self.meta, size)[1] is None
     return call(self._home, _RESHAPED if copies else _RESHAPE, (self, size))  # type: ignore[no-any-return]
 
 
@@ -616,18 +509,20 @@ def ravel(self: Tensor) -> Tensor:
 def flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Return the elements with one dimension for several."""
     shape = self.shape
-    start, end = wrapped(start_dim, len(shape)), wrapped(end_dim, len(shape))
-    if start > end:
-        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
-    if shape and start == end:
-        return self
-    return reshape(self, (*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :]))  # type: ignore[no-any-return]
+    with suppress(IndexError, Misfit):
+        start, end = wrapped(start_dim, len(shape)), wrapped(end_dim, len(shape))
+        fits(start <= end)
+        if shape and start == end:
+            return self
+        return reshape(self, (*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :]))  # type: ignore[no-any-return]
+    return call_asked(self._home, "Tensor.flatten", (self, start_dim, end_dim))  # type: ignore[no-any-return]
 
 
 @rule
 def expand(input: Meta, *sizes: Any, size: Any = ()) -> Meta:
     size, old = whole(sizes or size), input.shape
     lead = len(size) - len(old)
+    fits(lead >= 0)
     shape, strides = list(size), [0] * len(size)
     for place in range(len(size) - 1, -1, -1):
         wanted, have = size[place], old[place - lead] if place >= lead else 1
@@ -637,14 +532,8 @@ def expand(input: Meta, *sizes: Any, size: Any = ()) -> Meta:
                 strides[place] = input.strides[place - lead]
             elif old:
                 strides[place] = shape[place + 1] * strides[place + 1]
-        elif have != 1 or wanted < 0:
-            lead = -1
-            break
-    if lead < 0:
-        raise RuntimeError(
-            f"The expanded size of the tensor must match the existing size.  Target sizes: {list(size)}.  Tensor "
-            f"sizes: {list(old)}"
-        )
+        else:
+            fits(have == 1 and wanted >= 0)
     return Meta(tuple(shape), input.dtype, tuple(strides))
 
 
@@ -669,16 +558,8 @@ def squeeze(input: Meta, dim: Any = None) -> Meta:
 @rule
 def permute(input: Meta, *order: Any, dims: Any = ()) -> Meta:
     order = whole(order or dims)
-    if len(order) != len(input.shape):
-        raise RuntimeError(
-            "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the "
-            f"desired ordering of dimensions i.e. input.dim() = {len(input.shape)} is not equal to len(dims) = "
-            f"{len(order)}"
-        )
-    order = tuple([wrapped(each, len(input.shape)) for each in order])
-    if len(set(order)) != len(order):
-        raise RuntimeError("permute(): duplicate dims are not allowed.")
-    return picked(input, order)
+    fits(len(order) == len(input.shape))
+    return picked(input, wrapped_dims(order, len(order)))
 
 
 @rule
@@ -697,8 +578,7 @@ RULES["swapdims"] = lambda input, dim0, dim1: transpose(input, dim0, dim1)
 @rule
 def t(input: Meta) -> Meta:
     many = len(input.shape)
-    if many > 2:
-        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {many}D")
+    fits(many <= 2)
     return transpose(input, 0, many - 1 if many else 0)  # type: ignore[no-any-return]
 
 
@@ -709,10 +589,7 @@ def t(input: Meta) -> Meta:
 def repeat(input: Meta, *size: Any, repeats: Any = ()) -> Meta:
     times = whole(size or repeats)
     lead = len(times) - len(input.shape)
-    if lead < 0:
-        raise RuntimeError(
-            "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor"
-        )
+    fits(lead >= 0 and min(times, default=0) >= 0)
     shape = (1,) * lead + input.shape
     return Meta(tuple([size * many for size, many in zip(shape, times, strict=True)]), input.dtype)
 
@@ -732,8 +609,7 @@ def index_select(input: Meta, dim: int, index: Meta) -> Meta:
 
 @rule
 def embedding(input: Meta, weight: Meta, *more: Any, **options: Any) -> Meta:
-    if len(weight.shape) != 2:
-        raise RuntimeError("'weight' must be 2-D")
+    fits(len(weight.shape) == 2)
     return Meta((*input.shape, weight.shape[1]), weight.dtype)
 
 
@@ -745,11 +621,7 @@ def one_hot(tensor: Meta, num_classes: int = -1) -> Meta | None:
 @rule
 def layer_norm(input: Meta, normalized_shape: Any, *more: Any, **options: Any) -> Meta:
     shape = tuple(normalized_shape)
-    if not shape or input.shape[-len(shape) :] != shape:
-        raise RuntimeError(
-            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], "
-            f"but got input of size{list(input.shape)}"
-        )
+    fits(shape and input.shape[-len(shape) :] == shape)
     return Meta(input.shape, input.dtype)
 
 
@@ -761,8 +633,6 @@ _DROPOUT_ = Function("nn.functional.dropout", in_place=True)
 @method
 def dropout(self: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Set a share ``p`` of the elements to 0, and divide the others by ``1 - p``."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if inplace:
         return call(self._home, _DROPOUT_, (self, p, training, True))  # type: ignore[no-any-return]
     if not training or p == 0 or not self.numel():
@@ -782,14 +652,20 @@ def gelu_(self: Tensor, approximate: str = "none") -> Tensor:
 methods["gelu"] = methods.pop("gelu_")
 
 
-def _lossy(rule_of_all: Callable[..., Meta]) -> Callable[..., Meta | None]:
+def _lossy(rule_of_all: Callable[..., Meta]) -> Callable[..., Meta]:
     """Return the rule of a loss, of the rule of the losses of elements."""
 
-    def loss(input: Meta, target: Meta, *more: Any, reduction: str = "mean", **options: Any) -> Meta | None:
-        if more or any(options.get(each) is not None for each in ("size_average", "reduce")):
-            return None
-        if reduction not in ("none", "mean", "sum"):
-            raise ValueError(f"{reduction} is not a valid value for reduction")
+    def loss(
+        input: Meta,
+        target: Meta,
+        *,
+        reduction: str = "mean",
+        weight: Any = None,
+        pos_weight: Any = None,
+        ignore_index: int = 0,
+        label_smoothing: float = 0.0,
+    ) -> Meta:
+        fits(reduction in ("none", "mean", "sum"))
         found = rule_of_all(input, target)
         return found if reduction == "none" else Meta((), found.dtype)
 
@@ -797,20 +673,14 @@ def _lossy(rule_of_all: Callable[..., Meta]) -> Callable[..., Meta | None]:
 
 
 def _of_same_shape(input: Meta, target: Meta) -> Meta:
-    if input.shape != target.shape:
-        raise ValueError(
-            f"Target size (torch.Size({list(target.shape)})) must be the same as input size "
-            f"(torch.Size({list(input.shape)}))"
-        )
+    fits(input.shape == target.shape)
     return pointwise_meta([input, target], target.dtype)
 
 
 def _of_classes(input: Meta, target: Meta) -> Meta:
     shape = input.shape
     expected = (shape[0], *shape[2:]) if len(shape) > 1 else ()
-    if len(shape) > 1 and target.shape[:1] != shape[:1]:
-        found = target.shape[0] if target.shape else 1
-        raise ValueError(f"Expected input batch_size ({shape[0]}) to match target batch_size ({found}).")
+    fits(len(shape) < 2 or target.shape[:1] == shape[:1])
     of_probabilities = target.shape == shape and target.dtype.kind is DtypeKind.FLOAT
     return Meta(
         expected if of_probabilities else target.shape,

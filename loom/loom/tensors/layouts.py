@@ -270,11 +270,25 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
     return True
 
 
+class Misfit(Exception):
+    """A call of which a rule of layouts knows nothing: the workers are asked."""
+
+
+def fits(condition: object) -> None:
+    """Check what a rule of layouts needs.
+
+    Raises:
+        Misfit: it is not so.
+    """
+    if not condition:
+        raise Misfit
+
+
 def broadcast(*shapes: Shape) -> Shape:
     """Return the shape to which shapes are broadcast.
 
     Raises:
-        RuntimeError: they do not fit, in torch's words.
+        Misfit: they do not fit.
     """
     first, *others = shapes
     for other in others:
@@ -291,12 +305,8 @@ def _broadcast(one: Shape, other: Shape) -> Shape:
         size, its = longer[place], shorter[place - lead]
         if size == 1:
             result[place] = its
-        elif its not in (1, size):
-            a, b = (size, its) if longer is one else (its, size)
-            raise RuntimeError(
-                f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton dimension "
-                f"{place}"
-            )
+        else:
+            fits(its in (1, size))
     return tuple(result)
 
 
@@ -362,11 +372,6 @@ def wrapped(dimension: int, dimensions: int) -> int:
     """Return a dimension counted from the front.
 
     Raises:
-        IndexError: there is none, in torch's words.
+        IndexError: there is none.
     """
-    many = max(dimensions, 1)
-    if not -many <= dimension < many:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-many}, {many - 1}], but got {dimension})"
-        )
-    return dimension % many
+    return range(max(dimensions, 1))[dimension]

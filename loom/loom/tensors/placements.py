@@ -89,6 +89,9 @@ def _packed(placement: Any, dimensions: int) -> int:
     if kind == "Replicate":
         return WHOLE
     if kind == "Shard":
-        return wrapped(int(placement.dim), dimensions)
+        try:
+            return wrapped(int(placement.dim), dimensions)
+        except IndexError:
+            raise IndexError(f"{placement!r} is out of range: the tensor has {dimensions} dimensions") from None
     hint = ": only operations give partial sums" if kind == "Partial" else ""
     raise TypeError(f"a placement is Shard(dim) or Replicate(), not {placement!r}{hint}")

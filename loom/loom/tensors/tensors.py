@@ -334,7 +334,7 @@ class Tensors(Making):
 
     def _evaluate(self, function: Function, args: Sequence[Any], kwargs: Any) -> Any:
         """Wait for what a function returns that is no tensor."""
-        form, tensors, _ = formed(function, args, kwargs)
+        form, tensors, _ = formed(function.path, args, kwargs)
         return self._asked(form, tensors)
 
     def _asked(self, form: Form, tensors: Sequence[Tensor]) -> Any:

@@ -249,7 +249,7 @@ class Dispatcher:
             OperationFailed: an operation on which one of them depends has failed.
         """
         asked = self.ask(idents, what)
-        return self.answer(asked, asked.future.get())
+        return self.answer(asked, asked.future.get(), said=what == "value")
 
     def ask(self, idents: Sequence[int], what: str = "elements") -> Asked:
         """Begin to read. `answer` makes values of what the future gives.
@@ -277,8 +277,11 @@ class Dispatcher:
         found: dict[str, Any] = self._first.watched.call_one(wanted).get()[0]
         return found
 
-    def answer(self, asked: Asked, found: Any) -> list[Any]:
+    def answer(self, asked: Asked, found: Any, said: bool = False) -> list[Any]:
         """Return the values of an answer.
+
+        Args:
+            said: whether `synchronize` does not raise the error as well.
 
         Raises:
             OperationFailed: an operation on which one of them depends has failed.
@@ -292,6 +295,8 @@ class Dispatcher:
                 self._settle(self._sent.popleft())
         for value in values:
             if isinstance(value, Failure):
+                if said:
+                    self._unsaid = [each for each in self._unsaid if each[:2] != value[:2]]
                 raise self._error(value)
         return list(values)
 

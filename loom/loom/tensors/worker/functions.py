@@ -396,36 +396,13 @@ def threads(number: int) -> None:
 
 
 _OF_WORKER: dict[str, Callable[..., Any]] = {
-    ".backward": backward,
-    ".data": data,
-    ".described": described,
-    ".forget": forget,
-    ".forward": forward,
-    ".grads": grads,
-    ".keep": keep,
-    ".kept": kept,
-    ".made": made,
-    ".made_spread": made_spread,
-    ".module": module,
-    ".requires_grad": requires_grad,
-    ".reset": reset,
-    ".set_grad": set_grad,
-    ".rows": rows,
-    ".seed": seed,
-    ".spread": spread,
-    ".unhook": unhook,
-    ".unwatch": summaries.unwatch,
-    ".watch": summaries.watch,
-    ".watch_clear": summaries.clear,
-}
+    f".{each.__name__}": each
+    for each in (
+        backward, data, described, forget, forward, grads, keep, kept, made, made_spread, module, requires_grad,
+        reset, rows, seed, set_grad, spread, unhook, summaries.unwatch, summaries.watch, summaries.watch_clear,
+    )
+}  # fmt: skip
 _OWN: dict[str, Callable[..., Any]] = {
-    ".data_of": data_of,
-    ".getitem": getitem,
-    ".grad_mode": grad_mode,
-    ".grad_of": grad_of,
-    ".places": places,
-    ".reshaped": reshaped,
-    ".retain_grad": retain_grad,
-    ".setitem": setitem,
-    ".threads": threads,
+    f".{each.__name__}": each
+    for each in (data_of, getitem, grad_mode, grad_of, places, reshaped, retain_grad, setitem, threads)
 }

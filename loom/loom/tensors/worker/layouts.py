@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from loom.tensors.sending.encoding import Failure, T
 
+logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # of errors that the program is told
 Layout = tuple[str, tuple[int, ...], tuple[int, ...], bool]
 
 
@@ -45,9 +47,9 @@ def flat(call: Callable[..., Any], only_shape: bool) -> Callable[..., Any]:
                     warnings.simplefilter("ignore")  # it asks for gradients of tensors that are no leaves
                     given = [mode.from_tensor(each, static_shapes=True) for each in plain]
                     packed = shape_of(call(given, numbers), found)
-            except RuntimeError:  # it reads elements, or it fails: then with torch's own words
+            except Exception:  # noqa: BLE001 - it reads elements, or it fails: then with torch's own words
                 found.clear()
-                packed = shape_of(call(tensors, numbers), found)
+                packed = shape_of(call([each.clone() for each in plain], numbers), found)
         else:  # some are spread over processes: of these only the layout of the whole
             try:
                 packed = shape_of(call([_layout_of(each, "meta") for each in tensors], numbers), found)

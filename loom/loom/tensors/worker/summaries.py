@@ -155,7 +155,7 @@ def unwatch(values: Any, name: str) -> None:
         handle.remove()
 
 
-def clear(values: Any, name: str) -> None:
+def watch_clear(values: Any, name: str) -> None:
     """Forget a name's summaries."""
     values.watched.clear(name)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from loom.errors import NotSupported
 from loom.tensors.tensors import Tensors
 from tests.support.torch_agreement import ALL, Operand, agree, given, operands, plain, settled
 
@@ -193,9 +192,10 @@ def test_errors_have_torchs_words(lt: Tensors, name: str, work: Any) -> None:
     assert str(theirs.value)[:30] in str(ours.value) or name in ("float", "expand less")
 
 
-def test_what_has_no_lazy_form_says_so(lt: Tensors) -> None:
-    with pytest.raises(NotSupported, match="dtype"):
-        lt.zeros(2).view(torch.int32)
+def test_a_view_of_another_dtype(lt: Tensors) -> None:
+    x = plain([0.5, -1.0, 3.0, 0.0])
+    agree(lt, lambda ns, x: x.view(torch.int32), [x])
+    agree(lt, lambda ns, x: x.view(torch.int64).add_(1), [x])
 
 
 def test_a_view_of_any_strides_has_a_gradient(lt: Tensors) -> None:

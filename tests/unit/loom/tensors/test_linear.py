@@ -152,9 +152,9 @@ def test_tensordot(lt: Tensors, dims: Any, data: Any) -> None:
     [
         (lambda lt, x: x @ x, r"mat1 and mat2 shapes cannot be multiplied \(2x3 and 2x3\)"),
         (lambda lt, x: x @ lt.zeros(3, 2, dtype="float64"), "expected m1 and m2 to have the same dtype"),
-        (lambda lt, x: x @ lt.zeros(4), r"cannot be multiplied \(2x3 and 1x4\)"),
+        (lambda lt, x: x @ lt.zeros(4), r"size mismatch, got input \(2\), mat \(2x3\), vec \(4\)"),
         (lambda lt, x: x @ lt.zeros(()), "both arguments to matmul need to be at least 1D"),
-        (lambda lt, x: x.mm(lt.zeros(3)), "mm expects tensors of 2D and 2D, but they are 2D and 1D"),
+        (lambda lt, x: x.mm(lt.zeros(3)), "mat2 must be a matrix"),
         (lambda lt, x: lt.einsum("ij,jk", x, x), "does not broadcast with previously seen size 3"),
         (lambda lt, x: lt.einsum("ij->k", x), "output subscript k does not appear"),
         (lambda lt, x: lt.einsum("ij->ii", x), "output subscript i appears more than once"),
