@@ -16,7 +16,7 @@ from loom.session_alive import SessionLife
 from loom.shape import Shape
 from loom.weaver.run_views import RunRecord
 from loom.wings import Part
-from loom.wire.bodies import FlushLogs, RefreshHosts
+from loom.wire.bodies import AllHosts, FlushLogs, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
 from loom_proxy.debugger import Debugger
@@ -79,7 +79,8 @@ class Job(Shown):
         calls = self._calls = connection.calls
         calls.make_proxy = functools.partial(proxy_of, calls)
         self._failures = FailureCallbacks(connection.events)
-        connection.events.on_event = FaultHook().handle
+        self._fault_hook = FaultHook()
+        connection.events.on_event = self._on_event
         self._attached = attached
         self._on_close = contextlib.ExitStack()
         """Callbacks that end local helpers, such as a local cluster, with the session."""
@@ -101,10 +102,29 @@ class Job(Shown):
         self.session: str = welcome.session
         """Name of the session, for `connect` to attach to."""
         self.hosts = HostMeshProxy(WholeMesh(calls, 0, "hosts", Shape.row_major({"hosts": len(welcome.workers)})))
-        """The worker hosts, with the one dimension ``hosts``."""
+        """The worker hosts, with the one dimension ``hosts``. `refresh_hosts` adds those that have joined."""
+        self._first_hosts = self.hosts
+        self._known_hosts = len(welcome.workers) + len(welcome.joined)
         self.versions: Mapping[str, str] = dict(welcome.versions)
         """Versions of python, monarch-loom, torchmonarch and torch in the cluster."""
         connection.start()
+        self._take_joined()
+
+    def _on_event(self, event: Event) -> None:
+        if event.name == "host_joined":
+            self._known_hosts = max(self._known_hosts, event.details["host"] + 1)
+        self._fault_hook.handle(event)
+
+    def _take_joined(self) -> list[int]:
+        """Let `hosts` have all hosts that have joined. Return the numbers of those that it did not have."""
+        before, count = len(self.hosts), self._known_hosts
+        if count > before and not self._calls.watching:
+            whole = WholeMesh(
+                self._calls, self._calls.send(AllHosts(count)), "hosts", Shape.row_major({"hosts": count})
+            )
+            self._calls.states.share_hosts(whole.ident)
+            self.hosts = HostMeshProxy(whole)
+        return [*range(before, len(self.hosts))]
 
     @property
     def token(self) -> str | None:
@@ -165,8 +185,10 @@ class Job(Shown):
         named = self._connection.welcome.meshes
         if len(named) < 2:
             return JobState(dict.fromkeys(named or ("workers",), self.hosts))
+        ends = {name: max(numbers) + 1 for name, numbers in named.items()}
+        ends[list(named)[-1]] = len(self.hosts)  # the last one grows
         return JobState(
-            {name: self.hosts.slice(hosts=slice(min(numbers), max(numbers) + 1)) for name, numbers in named.items()}
+            {name: self.hosts.slice(hosts=slice(min(numbers), ends[name])) for name, numbers in named.items()}
         )
 
     @property
@@ -305,18 +327,19 @@ class Job(Shown):
         return of_job(self, name, hosts, gpus)
 
     def refresh_hosts(self) -> list[int]:
-        """Use lost worker hosts again that have come back on the same address.
+        """Use lost worker hosts again that have come back on the same address, and hosts that have joined.
 
-        New processes can be spawned on them. Processes that ran there before stay gone, and so do meshes with a
-        part there. Each host that is back causes an event ``host_back``. A host that is still gone costs up to
-        three seconds; one that accepts connections and does not answer, fifteen.
+        New processes can be spawned on them. `hosts` has those that have joined, behind the others, from now on;
+        meshes that were made before stay as they are. Processes that ran on a lost host before stay gone, and so do
+        meshes with a part there. Each host causes an event ``host_back`` or ``host_joined``. A host that is still
+        gone costs up to three seconds; one that accepts connections and does not answer, fifteen.
 
         Returns:
-            The indexes, in the dimension ``hosts``, of the hosts that have come back since the last call, also of
-            those that the session has used again by itself.
+            The indexes, in the dimension ``hosts``, of the hosts that have come back or joined since the last call,
+            also of those that the session has used again by itself.
         """
         back: list[int] = self._calls.ask(RefreshHosts()).get()
-        return back
+        return sorted({*back, *self._take_joined()})
 
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """Open a port of this session, whose messages come to this program. See `loom.Channel.open`.

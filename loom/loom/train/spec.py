@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from loom.branches.branch import Branch
 from loom.control.run_start import RunParent
@@ -36,7 +36,9 @@ class JobSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     name: str = "train"
     """Group of the replicas ``train_0``, ``train_1``, … in the weaver; ``train_job`` is the controller."""
-    groups: int = 2
+    groups: int | Literal["auto"] = 2
+    """``auto``: one for each host or, on GPUs, as many as find some; more as hosts join, and fewer as hosts are
+    drained."""
     steps: int = 1000
     members: int = 1
     """Processes of a group, all on one host."""
@@ -74,7 +76,11 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         counts = {"groups": self.groups, "steps": self.steps, "members": self.members}
-        wrong = [f"{name} is {value}: it has to be 1 at least" for name, value in counts.items() if value < 1]
+        wrong = [
+            f"{name} is {value!r:.40}: it has to be 1 at least{', or auto' * (name == 'groups')}"
+            for name, value in counts.items()
+            if (name, value) != ("groups", "auto") and (isinstance(value, str) or value < 1)
+        ]
         if self.parallel not in PARALLEL:
             wrong.append(f"parallel is {self.parallel!r}: give one of {', '.join(PARALLEL)}")
         if self.backend not in BACKENDS:
@@ -135,7 +141,7 @@ class JobSpec:
         if wrong:
             raise BranchRefused(f"set {wrong[0]}: the branch of a job changes {', '.join(keys)} or groups")
         groups = branch.config.get("groups", self.groups)
-        if type(groups) is not int or groups < 1:
+        if groups != "auto" and (type(groups) is not int or groups < 1):
             raise BranchRefused(f"set groups: a number from 1 on, not {groups!r:.80}")
         kept, changes = ({key: one[key] for key in keys if key in one} for one in (branch.kept, branch.changes))
         branch = replace(branch, kept=kept, changes=changes)

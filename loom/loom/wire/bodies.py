@@ -200,13 +200,24 @@ class HostOf(Body, kind=Kind.HOST_OF):
 
 
 @dataclass(frozen=True, slots=True)
+class AllHosts(Body, kind=Kind.ALL_HOSTS):
+    """Make a host mesh of the session's first hosts, also of those that joined it. Answered only if it fails."""
+
+    count: int
+    """How many."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopHosts(Body, kind=Kind.STOP_HOSTS):
     """Stop every process of the session on all hosts; the hosts stay. Result: None."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshHosts(Body, kind=Kind.REFRESH_HOSTS):
-    """Use lost hosts again that have come back. Result: the list of their indexes."""
+    """Use lost hosts again that have come back, and those that have joined.
+
+    Result: the indexes of those that are used since a client last asked.
+    """
 
 
 @dataclass(frozen=True, slots=True)

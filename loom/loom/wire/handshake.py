@@ -122,6 +122,8 @@ class Welcome(_HandshakeBody, kind=Kind.WELCOME):
     """Bytes of the largest message that the driver accepts."""
     meshes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The indexes of each named mesh's worker hosts; empty from a driver that knows no names."""
+    joined: Sequence[str] = ()
+    """Address of each worker host that has joined the session since it was opened, behind ``workers``."""
     may_end: bool = True
     """True if the client may end the session; not one with whose user it is only shared."""
 

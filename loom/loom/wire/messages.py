@@ -49,6 +49,7 @@ class Kind(enum.IntEnum):
     VIEW = 18
     STOP = 19
     INITIALIZED = 20
+    ALL_HOSTS = 21
     WITH_PYTHON = 22
     HOST_OF = 23
     STOP_HOSTS = 24

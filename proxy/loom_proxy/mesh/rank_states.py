@@ -122,6 +122,13 @@ class MeshStates:
         self._parts[ident] = self._parts[of]._replace(shape=shape)
         self.unseen.add(ident)
 
+    def share_hosts(self, ident: int) -> None:
+        """Note that a mesh has the session's hosts by their numbers, with those that have joined."""
+        whole, part = self._whole(_HOSTS), self._parts[ident]
+        self._wholes[ident] = whole
+        self._parts[ident] = part._replace(whole=whole)
+        whole.alive.update(part.shape.ranks())
+
     def forget(self, views: Mapping[Shape, int]) -> None:
         """Drop a mesh whose proxies are garbage, given the ids of the mesh and of its parts."""
         for ident in views.values():
@@ -194,7 +201,7 @@ class MeshStates:
             self._whole(details["id"]).note_failed(details["ranks"], f"Monarch has stopped it: {details['report']}")
         elif name == "host_lost":
             self._whole(_HOSTS).failed[details["host"]] = f"worker {details['address']} is gone"
-        elif name == "host_back":
+        elif name in ("host_back", "host_joined"):
             self._whole(_HOSTS).failed.pop(details["host"], None)
         elif name == "failure" and "id" in details:
             self._whole(details["id"]).note_failed(details["ranks"], details["report"])

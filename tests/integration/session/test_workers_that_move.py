@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import loom
-from loom.process.listen import free_ports
 from tests.support.actors import Counter
-from tests.support.gateways import TOKEN, Gateway
+from tests.support.gateways import TOKEN
+from tests.support.listed_workers import Listed, gateway_on, listed
 from tests.support.processes import read_json, run_loom, start
+
+__all__ = ["listed"]
 
 BOUND = 60.0
 
@@ -26,61 +26,10 @@ class Environment(loom.Actor):
         return os.environ.get(name)
 
 
-class Listed:
-    """Workers in a file, which this starts, ends and replaces."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._workers: list[tuple[str, subprocess.Popen[str]]] = []
-
-    def add(self, place: int | None = None) -> None:
-        """Start a worker, at the end or in the place of one."""
-        (port,) = free_ports(1)
-        address = f"tcp://127.0.0.1:{port}"
-        process = start("-m", "loom_gateway.workers.host", "--address", address, "--exit-with-parent")
-        read_json(process)
-        if place is None:
-            self._workers.append((address, process))
-        else:
-            self._workers[place] = address, process
-
-    def kill(self, place: int) -> None:
-        _, process = self._workers[place]
-        process.kill()
-        process.communicate(timeout=BOUND)
-
-    def write(self) -> None:
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text("".join(f"{address}\n" for address, _ in self._workers))
-        fresh.replace(self.path)
-
-    def close(self) -> None:
-        for _, process in self._workers:
-            process.kill()
-            process.communicate(timeout=BOUND)
-
-
-@pytest.fixture
-def listed(tmp_path: Path) -> Iterator[Listed]:
-    workers = Listed(tmp_path / "workers")
-    try:
-        yield workers
-    finally:
-        workers.close()
-
-
-@contextmanager
-def gateway_on(*options: str) -> Iterator[Gateway]:
-    gateway = Gateway([], *options)
-    try:
-        yield gateway.start()
-    finally:
-        gateway.close()
-
-
-def await_event(job: loom.Job, name: str) -> None:
+def await_event(job: loom.Job, name: str, count: int = 1) -> None:
     for event in job.events(timeout=BOUND):
-        if event.name == name:
+        count -= event.name == name
+        if not count:
             return
     raise AssertionError(f"no event {name}")
 
@@ -113,6 +62,63 @@ def test_a_session_uses_a_worker_that_has_taken_the_place_of_another(listed: Lis
         with gateway.connect() as another:
             counters = another.hosts.spawn_procs().spawn("counters", Counter)
             assert list(counters.add.call(1).get(BOUND).values()) == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_hosts_that_join_are_used_by_the_sessions_that_live(listed: Listed, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "brought.py").write_text("def where():\n    return __file__\n")
+    listed.add()
+    listed.write()
+    with gateway_on("--workers", f"file:{listed.path}") as gateway, gateway.connect(persist=True) as job:
+        job.sync(tmp_path / "project")
+        alone = job.hosts
+        listed.add()
+        listed.write()
+        await_event(job, "host_joined")
+        assert len(job.hosts) == 1
+        assert job.refresh_hosts() == [1]
+        assert job.refresh_hosts() == []
+
+        assert len(job.state().workers) == 2
+        both = job.hosts.spawn_procs(per_host={"gpus": 2}).spawn("both", Importing)
+        assert sorted(both.where.call().get(BOUND).values()) == [True] * 4
+        assert len(alone.spawn_procs().spawn("alone", Counter).add.call(1).get(BOUND)) == 1
+        second = job.hosts.slice(hosts=1).spawn_procs().spawn("second", Counter)
+        assert second.add.call_one(1).get(BOUND) == 1
+        assert job.run(spawned_on, job.hosts) == 2
+
+        listed.kill(0)
+        await_event(job, "host_lost")
+        listed.add()
+        listed.write()
+        await_event(job, "host_joined", 2)
+        assert job.refresh_hosts() == [2]
+        left = job.hosts.slice(hosts=slice(1, 3)).spawn_procs().spawn("left", Counter)
+        assert list(left.add.call(1).get(BOUND).values()) == [1, 1]
+        assert second.add.call_one(1).get(BOUND) == 2
+        with pytest.raises(loom.SupervisionError, match="worker host 0 at"):
+            job.hosts.spawn_procs().initialized.get(BOUND)
+        job.detach()
+        with gateway.connect(session=job.session) as again:
+            assert len(again.hosts) == 3
+            there = again.hosts.slice(hosts=2).spawn_procs().spawn("there", Counter)
+            assert there.add.call_one(1).get(BOUND) == 1
+
+
+def spawned_on(hosts: Any) -> int:
+    procs = hosts.spawn_procs()
+    procs.initialized.get()
+    return len(procs)
+
+
+class Importing(loom.Actor):
+    @loom.endpoint
+    def where(self) -> bool:
+        import brought
+
+        return brought.where().endswith("brought.py")
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""The detection of lost worker hosts, and their reuse when they come back.
+"""The detection of lost worker hosts, and their reuse when they come back; and hosts that join the session.
 
-A host may come back at another address, as a replaced pod does. The gateway reports the new address; see
-`loom_gateway.workers.watcher`. A host is watched by a connection to its worker, which says nothing and breaks when
-the worker ends.
+A host may come back at another address, as a replaced pod does. The gateway reports the new address, and further
+hosts; see `loom_gateway.workers.watcher`. A host is watched by a connection to its worker, which says nothing and
+breaks when the worker ends.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class HostWatcher:
         self._following: asyncio.Task[None] | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}  # one for each host that lives
         self._restarted: set[int] = set()  # lost hosts in whose place a worker has been seen
+        self._joining: set[int] = set()  # hosts that have joined the session, and have not answered yet
         self._returned: set[int] = set()  # hosts that are used again, which no client that asked was told of
         self._refreshing = asyncio.Lock()
         self.handlers: dict[int, Handler] = {Kind.REFRESH_HOSTS: self._refresh}
@@ -184,7 +185,9 @@ class HostWatcher:
         while True:
             known = read()
             for host, address in enumerate(() if known is None else known.addresses):
-                if host < len(self._hosts.addresses) and address != self._hosts.addresses[host]:
+                if host == len(self._hosts.addresses):
+                    self._joining.add(self._hosts.join(address))
+                elif address != self._hosts.addresses[host]:
                     self._move(host, address)
             away = (self._hosts.moved | self._restarted) & self._hosts.lost
             if away:
@@ -193,7 +196,8 @@ class HostWatcher:
 
     def _move(self, host: int, address: str) -> None:
         """Note the new address of a host. The host counts as gone until a worker answers there."""
-        self._watches[host].cancel()
+        if host in self._watches:
+            self._watches[host].cancel()
         if host not in self._hosts.lost:
             self._gone(host, f"its worker has moved from {self._hosts.addresses[host]} to {address}")
         self._hosts.move(host, address)
@@ -202,7 +206,7 @@ class HostWatcher:
         self._context.replies.answer_with(message, started, self._asked())
 
     async def _asked(self) -> list[int]:
-        """Return the hosts that are back since a client last asked: one may have been taken back before it asks."""
+        """Return the hosts that are back, or joined, since a client last asked: maybe before it asks."""
         await self.take_lost_back()
         told, self._returned = sorted(self._returned), set()
         return told
@@ -223,7 +227,8 @@ class HostWatcher:
                 self._watch(host)
             await asyncio.gather(*map(self._syncs.host_back, back))
             for host in back:
-                self._notify("host_back", host)
+                self._notify("host_joined" if host in self._joining else "host_back", host)
+            self._joining.difference_update(back)
 
     def _attach_again(self, lost: list[int]) -> list[int]:
         addresses = self._hosts.addresses

@@ -9,9 +9,10 @@ from typing import Any
 
 from loom.actor import monarch_bootstrap_command
 from loom.bootstrap import BootstrapCommand
-from loom.errors import WrongState, because
+from loom.errors import WrongArguments, WrongState, because
 from loom.signatures import endpoints
 from loom.wire.bodies import (
+    AllHosts,
     AwaitInitialized,
     ForgetMeshes,
     HostOf,
@@ -24,7 +25,7 @@ from loom.wire.bodies import (
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.handlers.sync import Syncs
 from loom_gateway.driver.monarch.errors import as_loom_error
-from loom_gateway.driver.monarch.mesh_table import MeshEntry, stop_quietly
+from loom_gateway.driver.monarch.mesh_table import HOST_MESH, MeshEntry, stop_quietly
 from loom_gateway.driver.monarch.process_bootstrap import ReplicaPlace, TorchrunPlace, bootstrap_on
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.replies import Handler
@@ -50,6 +51,7 @@ class MeshOperations:
             Kind.FORGET: self._forget,
             Kind.WITH_PYTHON: self._with_python,
             Kind.HOST_OF: self._host_of,
+            Kind.ALL_HOSTS: self._all_hosts,
             Kind.STOP_HOSTS: self._stop_hosts,
         }
 
@@ -189,6 +191,13 @@ class MeshOperations:
         whole = self._context.meshes.entry(on.procs) if on.procs >= 0 else None
         hosts = tuple(whole.hosts[rank] for rank in on.ranks) if whole is not None and whole.hosts else (0,)
         self._add_hosts(message.id, on.mesh.host_mesh, hosts, on.python)
+
+    def _all_hosts(self, message: Message, started: float) -> None:
+        count, known = AllHosts.from_body(message.body).count, self._context.hosts.addresses
+        if not 0 < count <= len(known):
+            raise WrongArguments(f"this session has {len(known)} hosts, and not {count}")
+        hosts, first = tuple(range(count)), self._context.meshes.mesh(HOST_MESH)
+        self._add_hosts(message.id, self._context.hosts.mesh_on(hosts, first), hosts, "")
 
     def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...], python: str) -> None:
         self._context.meshes.add(ident, MeshEntry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))

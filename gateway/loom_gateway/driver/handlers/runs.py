@@ -88,6 +88,7 @@ class FunctionRun:
         self.output: RecordedOutput
         self.given: set[int] = set()  # the ids of the proc meshes that the function was given
         self.keeps_driver = False  # whether it was given what no other driver has
+        self.taken_up = False  # whether an earlier driver has left it
         self.over = asyncio.Event()
         self.trains: tuple[TrainingName, ...] = ()  # the runs of which it is, as the weaver said last
         self.answer: Message | None = None  # run's `Kind.RESULT` or `Kind.ERROR` message, encoded once
@@ -217,6 +218,7 @@ class Runs:
         request = replace(start, detached=True, restarts=restarts or None).message(message.id, message.parts)
         run = self._new(request)
         self._runs[run.ident] = run
+        run.taken_up = True
         if not run.at_each:
             note = f"loom: its driver has died; the function is started again; {restarts} more restarts are left\n"
             run.output.write(STDERR, note)
@@ -272,9 +274,12 @@ class Runs:
 
     def _give(self, run: FunctionRun, mesh: int) -> Any:
         """Return the mesh or port of a reference in what a function is given."""
+        if run.taken_up:
+            mesh = HOST_MESH  # the only one that it may have been given, by another id if hosts had joined
         given = self._context.meshes.resolve(mesh)
-        run.keeps_driver |= mesh != HOST_MESH
         entry = self._context.meshes.known(mesh)
+        all_hosts = entry is not None and entry.kind == "hosts" and len(entry.ranks) >= self._context.hosts.first
+        run.keeps_driver |= not all_hosts
         if entry is not None and entry.kind != "hosts":
             run.given.add(entry.procs)
         return given

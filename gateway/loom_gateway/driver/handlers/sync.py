@@ -23,7 +23,7 @@ from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.host_actor import Assembled, FilePart, TreeAgent
 from loom_gateway.driver.code_sync.sys_path import DriverPath, OnPath, SyncedTree, make_current
 from loom_gateway.driver.monarch.errors import MonarchSupervisionError, is_monarchs
-from loom_gateway.driver.monarch.mesh_table import HOST_MESH, stop_quietly
+from loom_gateway.driver.monarch.mesh_table import stop_quietly
 from loom_gateway.driver.monarch.process_bootstrap import hold_on
 from loom_gateway.driver.process_link.link import ProcessLinkAddress
 from loom_gateway.driver.process_link.server import ProcessLinkServer
@@ -85,8 +85,8 @@ class Syncs:
             agent.host_lost.set()
 
     async def host_back(self, host: int) -> None:
-        """Give a worker host that is back the folders of the other hosts. On the event loop."""
-        if host not in self._agents:
+        """Give a worker host that is back, or has joined, the folders of the other hosts. On the event loop."""
+        if self._links is None:
             return
         agent = self._agents[host] = self._new_agent(host)
         for name, manifest in self._manifests.items():
@@ -232,7 +232,7 @@ class Syncs:
                     self._context.link_address.host, self._context.link_address.patience
                 )
                 await self._links.start(lambda number, rank: self._ends[number].set())
-        for host in self._context.meshes.entry(HOST_MESH).ranks:
+        for host in range(len(self._context.hosts.addresses)):
             if host not in self._agents:
                 self._agents[host] = self._new_agent(host)
 
@@ -325,8 +325,7 @@ class _HostAgent:
         """Start the agent's process, also after it died."""
         self._gone = asyncio.Event()
         self._ends.append(self._gone)
-        here = self._context.meshes.entry(HOST_MESH).mesh.slice(hosts=slice(self.host, self.host + 1))
-        here = self._context.hosts.mesh_on((self.host,), here)
+        here = self._context.mesh_of_host(self.host)
         bootstrap = functools.partial(hold_on, self._address, len(self._ends) - 1)
         self._procs = here.slice(hosts=0).spawn_procs(bootstrap=bootstrap, name="loom_sync")
         self._actor = self._procs.spawn("loom_sync", TreeAgent)

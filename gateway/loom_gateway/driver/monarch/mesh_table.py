@@ -70,6 +70,8 @@ class HostTable:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
+        self.first = len(self.addresses)
+        """The number of hosts with which the session was opened. Those that have joined it have higher numbers."""
         self.lost: set[int] = set()  # numbers of the hosts that are gone
         self._reasons: dict[int, str] = {}  # why they are, by number
         self.moved: set[int] = set()  # numbers of the hosts whose address has changed since the session was opened
@@ -100,7 +102,8 @@ class HostTable:
 
         ``mesh`` is Monarch's mesh of them, with the first addresses; ``python`` an interpreter instead of its own.
         """
-        if self.moved.isdisjoint(hosts):
+        # A mesh that was made when hosts had joined is not used: Monarch waits for all of it, also for lost hosts.
+        if self.moved.isdisjoint(hosts) and len(self.addresses) == self.first:
             return mesh
         addresses = tuple(self.addresses[host] for host in hosts)
         if addresses not in self._at:
@@ -112,6 +115,14 @@ class HostTable:
         mesh = attach(addresses, f"back{len(self._attached)}")
         self._attached.append(mesh)  # Monarch might stop the processes of a host mesh without references
         return mesh
+
+    def join(self, address: str) -> int:
+        """Note a further host, which counts as gone until its worker has answered. Return its number."""
+        host = len(self.addresses)
+        self.lose(host, "it has joined, and has not answered yet")
+        self.addresses.append(address)
+        self.moved.add(host)
+        return host
 
     def move(self, host: int, address: str) -> None:
         self.addresses[host] = address

@@ -125,6 +125,12 @@ class SessionContext:
         """True if an operation is of a client that called next to the one that drives, and is not connected."""
         self.on_retired: list[Callable[[int], object]] = []  # with the id of a whole mesh that was stopped
 
+    def mesh_of_host(self, host: int) -> Any:
+        """Return Monarch's mesh of one worker host, on which processes are started there now."""
+        whole = self.meshes.mesh(HOST_MESH)
+        first = whole.slice(hosts=slice(host, host + 1)) if host < self.hosts.first else None
+        return self.hosts.mesh_on((host,), first)
+
     async def retire(self, ident: int, stopped: Awaitable[Any]) -> None:
         """Wait until a whole mesh or a part of one has stopped, and release what belongs to a whole one.
 

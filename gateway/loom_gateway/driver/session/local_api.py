@@ -32,8 +32,8 @@ class LocalSession:
         self.name = context.weaver.session
 
     def hosts(self) -> list[int]:
-        known = self._context.meshes.entry(HOST_MESH).ranks
-        return [host for host in known if host not in self._context.hosts.lost]
+        hosts = self._context.hosts
+        return [host for host in range(len(hosts.addresses)) if host not in hosts.lost]
 
     def host_mesh(self) -> Any:
         return self._context.meshes.mesh(HOST_MESH)
@@ -62,9 +62,7 @@ class LocalSession:
         replica = ReplicaPlace(context.weaver.session, name, dict(environment))
         torchrun = TorchrunPlace(size, hosts=1)
         bootstrap = bootstrap_on(context.link_address, ident, None, self._syncs.on_path(ident), replica, torchrun)
-        on = context.meshes.mesh(HOST_MESH).slice(hosts=slice(host, host + 1))
-        on = context.hosts.mesh_on((host,), on)
-        mesh = on.spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
+        mesh = context.mesh_of_host(host).spawn_procs(per_host=dict(per_host), bootstrap=bootstrap, name=name)
         ranks = tuple(range(len(mesh)))
         entry = MeshEntry("procs", name, mesh, ident, procs=ident, ranks=ranks, hosts=(host,) * len(ranks))
         context.meshes.add(ident, entry)

@@ -86,7 +86,9 @@ class _Picture:
             elif entry.kind == "actors":
                 actors.setdefault(entry.procs, []).append(self._actors(ident, entry))
         hosts = self._context.meshes.entry(HOST_MESH)
-        common = self._common(HOST_MESH, hosts, [self._host(number) for number in hosts.ranks])
+        common = self._common(
+            HOST_MESH, hosts, [self._host(number) for number in range(len(self._context.hosts.addresses))]
+        )
         return SessionMeshes(HostMeshInfo(**vars(common), procs=procs), left_out)
 
     def _common(self, ident: int, entry: MeshEntry, states: Sequence[State]) -> MeshInfo:

@@ -162,10 +162,12 @@ class DrivenSession:
         return admitted
 
     def welcome(self, client: Client, hello: Hello) -> Welcome:
+        hosts = self._context.hosts
         return Welcome(
             session=self.name,
-            workers=self._workers.addresses,
-            meshes=self._workers.meshes,
+            workers=hosts.addresses[: hosts.first],
+            joined=hosts.addresses[hosts.first :],
+            meshes=(self._read_workers() or self._workers).meshes,
             capabilities=[name for name in hello.capabilities if name in CAPABILITIES],
             versions=_versions(),
             next_id=client.first_id,

@@ -92,7 +92,7 @@ class Controller:
                 threadlet.handler("drain_host")(self._slots.drain)
                 threadlet.handler("undrain_host")(self._slots.undrain)
                 self._support.open()
-                for _ in range(job.groups):
+                for _ in range(max(1, self._pool.capacity()) if job.groups == "auto" else job.groups):
                     self._slots.add()
                 self._events.record("job_started", groups=job.groups, steps=job.steps, spares=job.spares)
                 self._handle_messages(threadlet)
@@ -184,6 +184,7 @@ class Controller:
             self._slots.tick(now)
             self._support.tick(self._pool.hosts())
             self._slots.follow_drains(self._agents.draining())
+            self._slots.fit()
             self._agents.tick([*self._pool.hosts(), *([] if self._support.host is None else [self._support.host])])
             progress = self._slots.step, len(self._slots.training()), len(self._pool.spares)
             if progress != published and not threadlet.paused:

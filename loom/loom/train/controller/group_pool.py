@@ -78,6 +78,14 @@ class GroupPool:
             self.events.record("gpus_shared", host=host, procs=name, gpus=shared)
         return group
 
+    def capacity(self) -> int:
+        """Return how many groups have places: a host each or, on GPUs, as many as get some beside spares."""
+        devices = [self.agents.devices(host) for host in self.hosts()]
+        if not self.job.uses_gpus:
+            return sum(not self.usable.refusal(slots) for slots in devices)
+        free = ([gpu for gpu in gpus if gpu not in self.usable.refused] for gpus in devices)
+        return sum(len(gpus) // self.job.members for gpus in free) - self.job.spares
+
     def has_place(self) -> bool:
         """Return whether there is a host on which another group could be started."""
         return bool(self._places())

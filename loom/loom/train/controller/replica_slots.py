@@ -139,6 +139,8 @@ class ReplicaSlots:
 
     def __post_init__(self) -> None:
         self._slots: dict[int, ReplicaSlot] = {}
+        self.auto = self.job.groups == "auto"
+        """Whether the job has as many groups as there are places."""
         self._told = set[int]()  # the hosts that are drained because their agents tell so
         self._not_left = dict[int, str]()  # why hosts that should be left are not
         self._began = False  # whether the first groups, which wait for each other, have begun
@@ -179,6 +181,7 @@ class ReplicaSlots:
         """Add slots, or remove those with the highest numbers."""
         if groups < 1:
             raise WrongArguments(f"a job has 1 group at least, not {groups}; `loom stop` ends it")
+        self.auto = False
         staying = self.staying()
         for slot in reversed(staying[groups:]):
             self.remove(slot, "the job is to be smaller")
@@ -198,7 +201,10 @@ class ReplicaSlots:
             if slot.successor is not None and slot.successor.host == host:
                 self._replace_successor(slot, slot.successor, why)
             elif slot.group is not None and slot.group.host == host and slot.successor is None and not slot.leaving:
-                self._move(slot, why)
+                if self.auto and len(self.staying()) > 1:
+                    self.remove(slot, why)
+                else:
+                    self._move(slot, why)
 
     def undrain(self, host: int) -> None:
         self.pool.draining.discard(host)
@@ -227,6 +233,16 @@ class ReplicaSlots:
                 else:
                     self._told.add(host)
 
+    def fit(self) -> None:
+        """Add groups for which there are places now, if the job wants as many as there are."""
+        if not self.auto or not self._began:
+            return
+        left = SlotState.REMOVING, SlotState.OVER
+        # One that was given up, or has finished, is none for which another is to be added.
+        there = [slot for slot in self.all() if slot.state not in left or slot.ending not in (None, Ending.LEFT)]
+        for _ in range(self.pool.capacity() - len(there)):
+            self.events.record("group_added", self.add().replica)
+
     def respawn(self, replica: str, reason: str) -> None:
         """Move the group of a process whose device has failed."""
         # Only the first process of a group has the group's name; the others have their rank behind it.
@@ -237,6 +253,7 @@ class ReplicaSlots:
                 self._move(slot, why or because("its device has failed", reason))
 
     def stop_all(self) -> None:
+        self.auto = False
         for slot in self.staying():
             if not slot.leaving:
                 self.remove(slot, "the job was told to stop")

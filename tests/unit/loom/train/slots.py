@@ -61,6 +61,7 @@ class Pool:
         self.draining: set[int] = set()
         self.refused: dict[int, str] = {}  # why a group has to leave its GPU, by the group's id
         self.full = False  # whether there is no free GPU
+        self.places = hosts
 
     def refusal(self, group: Group | None) -> str:
         return self.refused.get(id(group), "")
@@ -84,6 +85,9 @@ class Pool:
     def find_elsewhere(self, name: str, left: int | None) -> Group | None:
         return None if self.full else self.start(name, left)
 
+    def capacity(self) -> int:
+        return self.places
+
     def has_place(self) -> bool:
         return not self.full
 
@@ -98,7 +102,7 @@ class Pool:
 class Job:
     """The slots of a job whose groups are stand-ins."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, count: int = 0, **settings: Any) -> None:
         spec = FaultTolerantJob(TrainerActor, **{"groups": 2, **settings})
         self.events: list[tuple[str, str | None, dict[str, Any]]] = []
         events: Any = SimpleNamespace(
@@ -119,7 +123,7 @@ class Job:
         )
         agents: Any = SimpleNamespace(silent=lambda: self.silent, kill=self.killed.append)
         self.slots = ReplicaSlots(spec, pool, support, agents, events)
-        for _ in range(spec.groups):
+        for _ in range(count or spec.groups):
             self.slots.add()
 
     def find(self, group: Any, **found: Any) -> None:

@@ -192,6 +192,40 @@ def test_a_host_of_which_its_agent_tells_that_it_is_drained_is_left_and_used_aga
     assert job.pool.hosts() == [1]
 
 
+def test_a_job_that_fits_its_hosts_grows_and_shrinks_with_them() -> None:
+    job = Job(groups="auto", count=2)
+    job.train()
+    job.pool.places = 3
+    job.slots.fit()
+    job.slots.fit()
+    assert [slot.replica for slot in job.slots.staying()] == ["train_0", "train_1", "train_2"]
+    assert job.of("group_added") == [("train_2", {})]
+
+    job.pool.places = 2
+    job.slots.follow_drains({0: True})
+    job.slots.fit()
+    leaving = [slot.replica for slot in job.slots.all() if slot.state is SlotState.REMOVING]
+    assert leaving == [slot.replica for slot in job.slots.all() if slot.group is not None and slot.group.host == 0]
+    assert leaving
+
+    job.slots.stop_all()
+    job.slots.fit()
+    assert len(job.of("group_added")) == 1
+
+
+def test_a_job_that_fits_its_hosts_adds_none_for_a_group_that_was_given_up_or_after_a_change_by_hand() -> None:
+    job = Job(groups="auto", count=2)
+    first, _ = job.train()
+    job.end(first, Ending.REFUSED, error="WrongArguments: no")
+    job.slots.fit()
+    assert job.of("group_added") == []
+
+    job.slots.resize(1)
+    job.pool.places = 5
+    job.slots.fit()
+    assert job.of("group_added") == []
+
+
 def test_a_group_without_another_place_leaves_a_drained_host_as_soon_as_there_is_one() -> None:
     job = Job()
     job.train()

@@ -1,0 +1,61 @@
+"""A training that has as many groups as there are hosts, while hosts join and are drained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.listed_workers import Listed, gateway_on, listed
+from tests.system.train.trainers import Watched, a_job
+
+__all__ = ["listed"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_a_training_grows_and_shrinks_with_the_hosts_of_its_session(listed: Listed, tmp_path: Path) -> None:
+    draining = tmp_path / "draining"
+    listed.add()
+    listed.write()
+    with gateway_on("--workers", f"file:{listed.path}") as gateway, gateway.connect() as job:
+        watched = Watched(job, a_job(steps=100_000, groups="auto"))
+        watched.await_steps(groups=1)
+        (first,) = watched.pids().values()
+
+        listed.add(None, "--draining-file", str(draining))
+        listed.write()
+        watched.await_steps(groups=2)
+        assert watched.hosts() == {"train_0": 0, "train_1": 1}
+        assert watched.pids()["train_0"] == first
+
+        draining.touch()
+        watched.await_event("group_removed")
+        watched.await_steps(groups=1)
+        assert watched.hosts() == {"train_0": 0}
+
+        draining.unlink()
+        watched.await_steps(groups=2)
+        assert watched.hosts() == {"train_0": 0, "train_1": 1}
+        assert [event.data["reason"] for event in watched.events("group_removed")] == ["host 1 is drained"]
+        summary = watched.stop()
+
+    assert summary.failures == 0
+    assert len(set(summary.hashes.values())) <= 1
+    assert summary.reports["train_1"].restored.startswith("peers, at step")
+
+
+def test_a_group_is_moved_off_a_host_that_its_worker_says_is_drained(listed: Listed, tmp_path: Path) -> None:
+    draining = tmp_path / "draining"
+    listed.add()
+    listed.add(None, "--draining-file", str(draining))
+    listed.write()
+    with gateway_on("--workers", f"file:{listed.path}") as gateway, gateway.connect() as job:
+        watched = Watched(job, a_job(steps=100_000))
+        watched.await_steps()
+        draining.touch()
+        watched.await_event("group_moved")
+        watched.await_steps()
+        assert set(watched.hosts().values()) == {0}
+        summary = watched.stop()
+    assert summary.failures == 0
