@@ -89,7 +89,14 @@ def up(
         str | None,
         typer.Option("--wheelhouse", metavar="FOLDER", help="Wheels of which each node makes an environment."),
     ] = None,
-    array: Annotated[str | None, typer.Option(hidden=True)] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            "--array",
+            metavar="INDEXES",
+            help="Equal jobs, such as 0-7%4: the others join the gateway of the first when they start.",
+        ),
+    ] = None,
     via: Via = None,
     options: Options = None,
 ) -> None:
@@ -99,11 +106,9 @@ def up(
     """
     from loom.slurm.address import SlurmAddress
     from loom.slurm.allocation import Allocation
-    from loom.slurm.spec import NO_ARRAY, AllocationSpec
+    from loom.slurm.spec import AllocationSpec
     from loom.slurm.ssh import parse_ssh_address
 
-    if array is not None:
-        raise WrongArguments(NO_ARRAY)
     spec = AllocationSpec(
         nodes=nodes,
         name=name,
@@ -120,6 +125,7 @@ def up(
         wheelhouse=wheelhouse,
         options=tuple(options or ()),
         meshes=dict(map(_mesh, mesh or ())),
+        array=array,
     )
     with _slurm(via) as slurm:
         allocation = Allocation.submit(slurm, spec, _tell)
@@ -212,7 +218,7 @@ def grow(
     via: Via = None,
     options: Options = None,
 ) -> None:
-    """Add workers to an allocation's gateway, by a further job. Sessions that open later have their hosts, too."""
+    """Add workers to an allocation's gateway, by a further job. Their hosts join the sessions that live."""
     from dataclasses import replace
 
     if not re.fullmatch(r"\+?[1-9]\d{0,5}", more):

@@ -18,7 +18,7 @@ from loom.slurm.folder import GATEWAY, GROWN, JOBS, LOG, SCRIPT, SPEC, STATE, TO
 from loom.slurm.login import LocalLogin, Login
 from loom.slurm.queue import QueuedJob, QueueState, Slurm, explain
 from loom.slurm.script import batch_script
-from loom.slurm.spec import NAME, AllocationSpec, check_name
+from loom.slurm.spec import NAME, AllocationSpec, check_name, rest_of_array
 from loom.token_file import generate_token
 
 logger = logging.getLogger("loom.slurm")
@@ -160,7 +160,7 @@ class Allocation:
         new = spec.name or f".new-{secrets.token_hex(6)}"
         _prepare(login, root, new)
         unnamed = "" if spec.name else new
-        script = batch_script(spec, root, python, ids=JOBS, new=unnamed)
+        script = batch_script(replace(spec, array=None), root, python, ids=JOBS, new=unnamed)
         login.write(f"{root}/{new}/{SPEC}", spec.to_json().encode())
         login.write(f"{root}/{new}/{SCRIPT}", script.encode())
         try:
@@ -176,16 +176,30 @@ class Allocation:
         allocation = cls(slurm, name, f"{root}/{name}", [job_id])
         _shell(login, _APPEND, f"{allocation.folder}/{JOBS}", str(job_id))
         _withdraw_if_taken(allocation)
+        if spec.array is not None and (others := rest_of_array(spec.array)) is not None:
+            try:
+                allocation.grow(spec.nodes, spec, tell, others)
+            except BaseException:
+                slurm.cancel(job_id)
+                raise
         return allocation
 
-    def grow(self, nodes: int, spec: AllocationSpec | None = None, tell: Tell = lambda text: None) -> int:
+    def grow(
+        self,
+        nodes: int,
+        spec: AllocationSpec | None = None,
+        tell: Tell = lambda text: None,
+        array: str | None = None,
+    ) -> int:
         """Submit a job that brings further workers to the gateway of this one; return its id.
 
         Args:
             nodes: how many.
             spec: what to ask Slurm for; by default what this allocation was asked for.
+            array: several such jobs, as ``sbatch --array`` takes them.
         """
-        spec = replace(spec or self.spec(), name=self.name, nodes=nodes, meshes={}, chain=1, gateway_only=False)
+        asked = spec or self.spec()
+        spec = replace(asked, name=self.name, nodes=nodes, array=array, meshes={}, chain=1, gateway_only=False)
         login, root = self.login, self.folder.rpartition("/")[0]
         script = batch_script(spec, root, _python(login, spec), ids=GROWN, arguments=" --grown")
         job_id = _submitted(self.slurm, script, self.name, tell)
@@ -265,6 +279,8 @@ class Allocation:
         notice = self.spec().notice
         for job in living:
             if notice and job.state is QueueState.RUNNING:
+                if job.is_array:
+                    self.slurm.cancel(job.id, waiting=True)
                 self.slurm.signal_script(job.id, "USR1")
             else:
                 self.slurm.cancel(job.id)

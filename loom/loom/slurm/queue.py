@@ -141,7 +141,8 @@ class QueuedJob:
     time_limit: float | None = None
     """Seconds."""
     component: int = 0
-    """Its number in a heterogeneous job, whose id is that of the first component."""
+    """Its number in a heterogeneous job or an array, which has one id."""
+    is_array: bool = False
 
 
 class Partition(NamedTuple):
@@ -227,10 +228,10 @@ class Slurm:
             return None
         return next((job for job in reversed(found) if job.id == number), None)
 
-    def cancel(self, number: int) -> None:
-        """Cancel a job. One that has ended already is no error."""
+    def cancel(self, number: int, waiting: bool = False) -> None:
+        """Cancel a job; with ``waiting`` only those of an array that wait. One that has ended is no error."""
         with contextlib.suppress(_NoSuchJob):
-            self._run(["scancel", str(number)])
+            self._run(["scancel", *(["--state=PENDING"] if waiting else []), str(number)])
 
     def signal_script(self, number: int, signal: str) -> None:
         """Send a signal to a job's batch script, and to no other process. A job that has ended is no error."""
@@ -318,9 +319,11 @@ def _read_job(job: Mapping[str, Any]) -> QueuedJob:
     reason = state.get("reason", "") if isinstance(state, dict) else job.get("state_reason", "")
     limit = _number(past.get("limit") if past is not None else job.get("time_limit"))
     times = past if past is not None else job
+    array = _number(job.get("array_job_id"))
     return QueuedJob(
-        id=int(_number(job.get("het_job_id")) or job["job_id"]),
-        component=int(_number(job.get("het_job_offset")) or 0),
+        id=int(_number(job.get("het_job_id")) or array or job["job_id"]),
+        component=int(_number(job.get("het_job_offset")) or _number(job.get("array_task_id")) or 0),
+        is_array=bool(array),
         name=str(job.get("name", "")),
         state=QueueState.read(state["current"] if isinstance(state, dict) else state),
         user=str(job.get("user") or job.get("user_name") or ""),
@@ -353,7 +356,7 @@ def read_table(text: str) -> list[QueuedJob]:
     jobs = []
     for line in text.splitlines():
         fields = line.split("|", len(_QUEUE_FIELDS) - 1)
-        match = re.fullmatch(r"\s*(\d+)(?:\+(\d+))?\s*", fields[0])
+        match = re.fullmatch(r"\s*(\d+)(?:\+(\d+)|(_)(\d+|\[.*\]))?\s*", fields[0])
         if len(fields) < len(_QUEUE_FIELDS) or match is None:
             continue  # a warning, or a site's own line
         _, state, user, partition, account, count, start, end, submitted, limit, nodes, reason, name = (
@@ -362,7 +365,8 @@ def read_table(text: str) -> list[QueuedJob]:
         jobs.append(
             QueuedJob(
                 id=int(match[1]),
-                component=int(match[2] or 0),
+                component=int(match[2] or (match[4] if match[4] and match[4].isdecimal() else 0)),
+                is_array=match[3] is not None,
                 name=name,
                 state=QueueState.read(state),
                 user=user,
@@ -381,7 +385,11 @@ def read_table(text: str) -> list[QueuedJob]:
 
 
 def _with_components(jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
-    """Return jobs with the nodes of all their components, and the worst reason for which one of these waits."""
+    """Return heterogeneous jobs and arrays as one each.
+
+    It has the nodes of all components, and the worst reason for which one of these waits. It runs if one runs, and
+    is over if all are.
+    """
     found: dict[int, list[QueuedJob]] = {}
     for job in jobs:
         found.setdefault(job.id, []).append(job)
@@ -392,8 +400,10 @@ def _with_components(jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
             reasons = sorted(
                 (job.reason for job in components if job.reason), key=lambda one: not explain(one).lasts
             )
+            states = [job.state for job in components if not job.state.is_over]
             first = replace(
                 first,
+                state=next((state for state in states if not state.waits), states[0] if states else first.state),
                 node_count=sum(job.node_count for job in components),
                 nodes=",".join(job.nodes for job in (first, *others) if job.nodes),
                 reason=reasons[0] if reasons else "",

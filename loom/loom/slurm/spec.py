@@ -32,14 +32,11 @@ _OURS = {
     "--ntasks-per-node": "",
     "--ntasks": "--nodes",
     "-n": "--nodes",
+    "--array": "--array",
+    "-a": "--array",
 }
 """Options of ``sbatch`` that Loom gives itself, and Loom's options in their place."""
 
-
-NO_ARRAY = (
-    "an array is no allocation for Loom: each of its jobs would have a gateway, and a session has one. Submit "
-    "several allocations, each with a --name; or let nodes join one gateway as they come free, by `loom slurm grow`"
-)
 
 _MESH_NAME = re.compile(r"[^\W_]\w*")
 
@@ -107,6 +104,9 @@ class AllocationSpec:
     """Further options of ``sbatch``, as they are."""
     meshes: Mapping[str, MeshSpec] = field(default_factory=dict)
     """Named meshes in place of `nodes`, in their order."""
+    array: str | None = None
+    """Equal jobs of `nodes` each, as ``sbatch --array`` counts them: ``0-7``, or ``0-7%4`` for four at a time. The
+    first has the gateway, and the workers of the others join it as they start."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -115,6 +115,12 @@ class AllocationSpec:
             raise WrongArguments("a gateway alone has one node: leave --nodes out")
         if self.meshes and (self.nodes > 1 or self.gateway_only):
             raise WrongArguments("meshes have nodes of their own: leave --nodes and --gateway-only out")
+        if self.array is not None:
+            rest_of_array(self.array)
+            if self.meshes or self.gateway_only or self.chain != 1:
+                raise WrongArguments(
+                    "an array has equal jobs with workers: leave --mesh, --gateway-only and --chain out"
+                )
         if self.chain < 1:
             raise WrongArguments(f"a chain has 1 allocation at least, not {self.chain}")
         if self.name is not None:
@@ -136,8 +142,6 @@ class AllocationSpec:
             )
         for option in self.options:
             word = option.partition("=")[0]
-            if word in ("--array", "-a"):
-                raise WrongArguments(NO_ARRAY)
             if word in _OURS:
                 instead = f"use {_OURS[word]} of Loom's" if _OURS[word] else "Loom gives it itself"
                 raise WrongArguments(f"{word} is no option for an allocation of Loom's: {instead}")
@@ -158,6 +162,25 @@ class AllocationSpec:
         given = {name: value for name, value in json.loads(text).items() if name in known}
         meshes = {name: MeshSpec(**mesh) for name, mesh in given.get("meshes", {}).items()}
         return cls(**{**given, "options": tuple(given.get("options", ())), "meshes": meshes})
+
+
+def rest_of_array(array: str) -> str | None:
+    """Return, as ``sbatch --array`` takes it, the jobs of an array besides the first; None if there are none.
+
+    Raises:
+        WrongArguments: it is of another form.
+    """
+    indexes, _, limit = array.partition("%")
+    count = 0
+    for part in indexes.split(","):
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::([1-9]\d{0,6}))?)?", part)
+        count += len(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))) if match else 0
+        if match is None or not count or (limit and not limit.isdecimal()):
+            raise WrongArguments(
+                f"{array!r} is no array: write such as 0-7, for eight jobs, or 0-7%4, for four of them at a time"
+            )
+    at_once = f"%{max(int(limit) - 1, 1)}" if limit else ""
+    return f"1-{count - 1}{at_once}" if count > 1 else None
 
 
 def check_name(name: str) -> None:
@@ -212,6 +235,7 @@ def _component_lines(spec: AllocationSpec, name: str) -> Iterator[str]:
         "qos": spec.qos,
         "gpus-per-node": spec.gpus_per_node,
         "time": spec.time_limit,
+        "array": spec.array,
     }
     yield from (f"--{word}={value}" for word, value in given.items() if value is not None)
     yield from ("--requeue", "--no-kill", *spec.options)

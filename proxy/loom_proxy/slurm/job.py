@@ -12,7 +12,7 @@ from loom.errors import LoomError, UnknownAllocation, WaitTimeout, WrongArgument
 from loom.slurm.address import SlurmAddress
 from loom.slurm.allocation import Allocation
 from loom.slurm.queue import Slurm
-from loom.slurm.spec import NO_ARRAY, NOTICE, AllocationSpec, MeshSpec
+from loom.slurm.spec import NOTICE, AllocationSpec, MeshSpec
 from loom.slurm.ssh import login_of, parse_ssh_address
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.launched_job import LaunchedJob
@@ -52,7 +52,8 @@ class SlurmJob(LaunchedJob):
         container: image with Loom; a file ``.sif`` is run by Apptainer, any other by pyxis.
         wheelhouse: folder of wheels on the cluster, of which each node makes an environment once.
         options: further options of ``sbatch``, as they are, for each mesh.
-        array: refused: a session has one gateway, and each job of an array would have its own.
+        array: equal jobs of ``nodes`` nodes: how many, or as ``sbatch --array`` counts them (``"0-7%4"``). The
+            session opens with the nodes of the first; the others join it as they start, see `Job.refresh_hosts`.
         via: the login node, ``ssh://[USER@]HOST[:PORT]``; None if this machine is one.
         sync_dirs: folders to ship to every host with `Job.sync`.
         session: name of a living session to attach to, see `loom.connect`.
@@ -82,7 +83,7 @@ class SlurmJob(LaunchedJob):
         container: str | None = None,
         wheelhouse: str | os.PathLike[str] | None = None,
         options: Sequence[str] = (),
-        array: object = None,
+        array: int | str | None = None,
         via: str | None = None,
         sync_dirs: Sequence[str | os.PathLike[str]] = (),
         session: str | None = None,
@@ -91,8 +92,8 @@ class SlurmJob(LaunchedJob):
         launch_timeout: float | None = None,
     ) -> None:
         super().__init__()
-        if array is not None:
-            raise WrongArguments(NO_ARRAY)
+        if isinstance(array, int) and array < 1:
+            raise WrongArguments(f"an array has 1 job at least, not {array}")
         self._spec = AllocationSpec(
             nodes=nodes,
             name=name,
@@ -107,6 +108,7 @@ class SlurmJob(LaunchedJob):
             container=container,
             wheelhouse=None if wheelhouse is None else os.fspath(wheelhouse),
             options=tuple(options),
+            array=f"0-{array - 1}" if isinstance(array, int) else array,
             meshes={mesh: MeshSpec.of(mesh, asked) for mesh, asked in (meshes or {}).items()},
         )
         self._login_address = None if via is None else parse_ssh_address(via)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -160,6 +161,43 @@ def test_a_gateway_alone_gets_hosts_when_it_is_grown(cluster: SlurmCluster) -> N
         researcher.until("closed")
     assert len(cluster.jobs()) == 2
     assert loom(cluster, "slurm", "down", "watch").returncode == 0
+    assert cluster.jobs() == []
+
+
+def test_a_session_that_lives_gets_the_hosts_by_which_its_allocation_grows(cluster: SlurmCluster) -> None:
+    address = up(cluster, "--nodes", "1", "--name", "grows")
+    program = (
+        "import loom, subprocess\n"
+        f"with loom.connect({address!r}) as job:\n"
+        "    subprocess.run(['loom', 'slurm', 'grow', 'grows', '+1'], check=True)\n"
+        "    joined = next(event for event in job.events(120) if event.name == 'host_joined')\n"
+        "    print(joined.details['host'], job.refresh_hosts(), len(job.hosts.spawn_procs()))\n"
+    )
+    done = cluster.login([sys.executable, "-c", program])
+    assert done.stdout.splitlines()[0] == "1 [1] 2", done.stderr
+    assert loom(cluster, "slurm", "down", "grows").returncode == 0
+    assert cluster.jobs() == []
+
+
+def test_the_jobs_of_an_array_join_the_gateway_of_the_first_as_they_start(cluster: SlurmCluster) -> None:
+    cluster.login(["sbatch", "--job-name=busy", "--exclusive", "--wrap=sleep 600"]).check_returncode()
+    cluster.wait("a node that is taken", lambda: "allocated" in cluster.node_states().values())
+    address = up(cluster, "--nodes", "1", "--name", "spread", "--array", "0-2", "--", "--exclusive")
+    cluster.wait("two workers", lambda: workers(cluster, address) == 2)
+    assert len([row for row in cluster.jobs() if row.state == "PENDING"]) == 1
+    cluster.login(["scancel", "--jobname=busy"]).check_returncode()
+    cluster.wait("three workers", lambda: workers(cluster, address) == 3)
+    with Researcher(cluster, LEDGER, address, "100") as researcher:
+        assert researcher.until("open")["hosts"] == 3
+        researcher.until("closed")
+    assert loom(cluster, "slurm", "down", "spread").returncode == 0
+    assert cluster.jobs() == []
+
+
+def test_an_array_of_which_some_wait_ends_as_a_whole(cluster: SlurmCluster) -> None:
+    up(cluster, "--nodes", "2", "--name", "waits", "--array", "0-3", "--", "--exclusive")
+    assert len(cluster.jobs()) == 4
+    assert loom(cluster, "slurm", "down", "waits").returncode == 0
     assert cluster.jobs() == []
 
 

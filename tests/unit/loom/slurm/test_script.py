@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom.slurm.script import batch_script
-from loom.slurm.spec import AllocationSpec, MeshSpec
+from loom.slurm.spec import AllocationSpec, MeshSpec, rest_of_array
 
 
 def script_of(spec: AllocationSpec, **options: Any) -> str:
@@ -33,7 +33,10 @@ def script_of(spec: AllocationSpec, **options: Any) -> str:
         ({"time_limit": "1"}, "the notice of 120 s comes before a time limit of 60 s has begun"),
         ({"options": ("--job-name=x",)}, "use --name"),
         ({"options": ("-o", "file")}, "Loom gives it itself"),
-        ({"options": ("--array=0-3",)}, "several allocations"),
+        ({"options": ("--array=0-3",)}, "use --array of Loom's"),
+        ({"array": "3-1"}, "'3-1' is no array"),
+        ({"array": "0-3%two"}, "is no array: write such as 0-7"),
+        ({"array": "0-3", "chain": 2}, "leave --mesh"),
         ({"nodes": 2, "meshes": {"trainers": MeshSpec()}}, "meshes have nodes of their own"),
     ],
 )
@@ -56,6 +59,14 @@ def test_options_are_lines_of_the_script_that_no_shell_changes() -> None:
     assert "#SBATCH '--constraint=[a|b c]'" in lines
     assert "#SBATCH --signal=B:USR1@120" in lines
     assert lines[0] == "#!/bin/sh"
+
+
+@pytest.mark.parametrize(
+    ("array", "others"),
+    [("0", None), ("7-7", None), ("0-7", "1-7"), ("0-7%4", "1-7%3"), ("0-6:2,9%1", "1-4%1")],
+)
+def test_an_array_has_a_first_job_and_others(array: str, others: str | None) -> None:
+    assert rest_of_array(array) == others
 
 
 def test_named_meshes_are_components_of_the_job_each_with_a_step() -> None:
