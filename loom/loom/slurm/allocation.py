@@ -199,9 +199,9 @@ class Allocation:
             array: several such jobs, as ``sbatch --array`` takes them.
         """
         asked = spec or self.spec()
-        spec = replace(asked, name=self.name, nodes=nodes, array=array, meshes={}, chain=1, gateway_only=False)
+        spec = replace(asked, nodes=nodes, array=array, meshes={}, chain=1, gateway_only=False)
         login, root = self.login, self.folder.rpartition("/")[0]
-        script = batch_script(spec, root, _python(login, spec), ids=GROWN, arguments=" --grown")
+        script = batch_script(spec, root, _python(login, spec), ids=GROWN, name=self.name, arguments=" --grown")
         job_id = _submitted(self.slurm, script, self.name, tell)
         _shell(login, _APPEND, f"{self.folder}/{GROWN}", str(job_id))
         return job_id

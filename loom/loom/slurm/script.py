@@ -92,6 +92,7 @@ def batch_script(
     python: str,
     *,
     ids: str,
+    name: str | None = None,
     new: str = "",
     arguments: str = "",
 ) -> str:
@@ -101,14 +102,16 @@ def batch_script(
         root: the folder of all allocations, absolute.
         python: the interpreter on the nodes, without a container.
         ids: the file of the allocation's folder for the ids of its jobs.
+        name: the allocation's; None for the one that is asked for or, without one, that of the job's id.
         new: the name of the folder that the script renames when it knows its job's id; "" for a named one.
         arguments: for `loom.slurm.node`, before the folder.
     """
-    options = sbatch_lines(spec, spec.name or f"loom{new}", f"{root}/slurm-%j.log")
+    name = name or spec.name
+    options = sbatch_lines(spec, name or f"loom{new}", f"{root}/slurm-%j.log")
     return _SCRIPT.format(
         options="\n".join(f"#SBATCH {shlex.quote(option)}" for option in options),
         root=shlex.quote(root),
-        name=spec.name or "loom-$SLURM_JOB_ID",
+        name=name or "loom-$SLURM_JOB_ID",
         chain=spec.chain,
         ids=ids,
         notice=notice_file("$SLURM_JOB_ID", "${SLURM_RESTART_COUNT:-0}"),

@@ -69,7 +69,7 @@ def test_each_command_does_what_the_page_says(cluster: SlurmCluster) -> None:
 
 def test_each_program_does_what_the_page_says(cluster: SlurmCluster) -> None:
     programs = re.findall(r"^```python\n(.*?)^```", page(), re.MULTILINE | re.DOTALL)
-    assert len(programs) == 4
+    assert len(programs) == 5
     up(cluster, "--nodes", "1", "--name", "mine")
     for program in programs:
         if "SlurmJob" in program:

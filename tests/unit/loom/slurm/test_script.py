@@ -61,6 +61,12 @@ def test_options_are_lines_of_the_script_that_no_shell_changes() -> None:
     assert lines[0] == "#!/bin/sh"
 
 
+def test_a_job_that_grows_an_allocation_without_a_name_of_its_own_is_for_that_one() -> None:
+    script = script_of(AllocationSpec(), name="loom-7")
+    assert "name=${1:-loom-7}" in script
+    assert "#SBATCH --job-name=loom-7" in script
+
+
 @pytest.mark.parametrize(
     ("array", "others"),
     [("0", None), ("7-7", None), ("0-7", "1-7"), ("0-7%4", "1-7%3"), ("0-6:2,9%1", "1-4%1")],
