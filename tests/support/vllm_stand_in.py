@@ -67,6 +67,14 @@ class StandInServer:
     first: int = 65
     running: int = 0
     version_per_token: list[str] | None = None
+    backend: str | None = None
+    """The backend by which its workers take tensors."""
+    device: str = "cpu"
+    receivers: list[Any] = field(default_factory=list)
+    """Workers that take tensors, each a `GlooWorker`."""
+    updating: bool = False
+    leaves: bool = False
+    """Whether a worker leaves the trainer's group instead of receiving."""
 
     def app(self) -> FastAPI:
         app = FastAPI(openapi_url=None)
@@ -146,7 +154,8 @@ class StandInServer:
         async def server_info() -> Any:
             config = {"model": self.model, "logprobs_mode": self.logprobs_mode}
             places = {
-                "device_config": {"device": "cpu"},
+                "device_config": {"device": self.device},
+                "weight_transfer_config": self.backend and {"backend": self.backend},
                 "scheduler_config": {"enable_chunked_prefill": self.divides_prompts},
             }
             return {"vllm_config": {"model_config": config, **places}}
@@ -178,6 +187,8 @@ class StandInServer:
             self.weights = json.loads((path / "config.json").read_text())["_loom"]["step"]
             return {"results": [None] * (self.workers - self.silent_workers)}
 
+        self._add_transfer(app)
+
         @app.post("/update_weight_version")
         async def update_weight_version(request: Request) -> Any:
             self.label = (await request.json())["new_version"]
@@ -194,6 +205,58 @@ class StandInServer:
         @app.get("/get_world_size")
         async def get_world_size() -> Any:
             return {"world_size": self.workers}
+
+    def _add_transfer(self, app: FastAPI) -> None:
+        """Add the routes by which workers take tensors. An update that fails leaves layers half loaded."""
+        failed = JSONResponse({"error": {"message": "EngineCore encountered an issue."}}, 500)
+
+        @app.post("/shutdown_weight_transfer_engine")
+        async def shutdown() -> Any:
+            if self.updating:
+                return failed
+            for one in self.receivers:
+                one.leave()
+            return {}
+
+        @app.post("/init_weight_transfer_engine")
+        async def init(request: Request) -> Any:
+            from tests.support.gloo_workers import GlooWorker
+
+            info = (await request.json())["init_info"]
+            self.receivers = [GlooWorker(number) for number in range(self.workers)]
+            await asyncio.gather(*(asyncio.to_thread(one.join, info) for one in self.receivers))
+            return {}
+
+        @app.post("/start_weight_update")
+        async def start() -> Any:
+            if self.updating:
+                return failed
+            assert self.paused, "weights change while tokens are drawn"
+            self.updating = True
+            return {}
+
+        @app.post("/update_weights")
+        async def update(request: Request) -> Any:
+            if not self.updating:
+                return failed
+            info = (await request.json())["update_info"]
+            self.weights = -1000
+            try:
+                if self.leaves:
+                    self.receivers[-1].leave()
+                await asyncio.gather(*(asyncio.to_thread(one.receive, info) for one in self.receivers))
+            except RuntimeError as error:  # the trainer is gone
+                self.updating = False
+                return JSONResponse({"error": {"message": f"the worker failed: {error!r}"}}, 500)
+            self.weights = int(next(iter(self.receivers[-1].tensors.values())).reshape(-1)[0])
+            return {}
+
+        @app.post("/finish_weight_update")
+        async def finish() -> Any:
+            if not self.updating:
+                return failed
+            self.updating = False
+            return {}
 
 
 @contextmanager

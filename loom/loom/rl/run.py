@@ -143,7 +143,7 @@ class OrchestratorRun:
             steps=self._spec.steps,
             weights=self._weights,
             temperature=spec.temperature,
-            keep=options.async_level + 3,
+            keep=options.async_level + (1 if self._weights is Weights.TRANSFER else 3),
             lines=self._spec.lines,
         )
         session = process_home()
@@ -153,7 +153,9 @@ class OrchestratorRun:
         model = None if spec.model is None else os.fspath(spec.model)
         pause = PauseMode(spec.options.get("pause", PauseMode.WAIT))
         requests = GeneratorRequests(spec.kind, model, pause, self._spec.connections)
-        self._orders = WeightOrders(training, requests, self._via, self._folder, self._weights)
+        if self._weights is Weights.TRANSFER:
+            spec = replace(spec, options={**spec.options, "transfer": True})
+        self._orders = WeightOrders(training, requests, self._via, self._folder, self._weights, pause)
         self._pool = pool = GeneratorPool(
             session, spec, self._folder, requests, self._via, self._load, self._spec.lines
         )

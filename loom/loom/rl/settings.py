@@ -28,6 +28,8 @@ class Weights(str, Enum):
     """A trainer writes ``weights/step_N/``, the generators read it."""
     MESSAGES = "messages"
     """A trainer sends the tensors to the generators, over Monarch."""
+    TRANSFER = "transfer"
+    """A trainer broadcasts the tensors to the workers of vLLM's servers, by NCCL or on CPUs by gloo."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ class RunSpec:
     async_level: int = 1
     """Steps that the generators' policy may be behind; 0 takes turns."""
     weights: str | Weights = Weights.FILES
-    """``files`` or ``messages``: the way of weights to the generators."""
+    """``files``, ``messages`` or ``transfer``: the way of weights to the generators."""
     weights_via: str | WeightsVia = WeightsVia.LANE
     """``shared``, ``admin`` or ``lane``: the way of the order to load files.
 
@@ -338,15 +340,33 @@ class RunSpec:
         for name, least in (("reward_processes", 1), ("evaluate_every", 0)):
             if getattr(self, name) < least:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {least} at least")
-        if Weights(self.weights) is Weights.MESSAGES and not self.generators.kind.in_process:
-            raise WrongArguments(
-                f"weights='messages' sends tensors to the generator's process, and engine="
-                f"{self.generators.kind.value!r} has another one: weights='files'"
-            )
+        self._check_weights()
         if WeightsVia(self.weights_via) is not WeightsVia.LANE and not self.generators.kind.has_http:
             raise WrongArguments(
                 f"weights_via={WeightsVia(self.weights_via).value!r} needs a generator with an HTTP server, and "
                 f"engine={self.generators.kind.value!r} has none for it: weights_via='lane'"
+            )
+
+    def _check_weights(self) -> None:
+        try:
+            weights, kind = Weights(self.weights), self.generators.kind
+        except ValueError:
+            ways = ", ".join(one.value for one in Weights)
+            raise WrongArguments(f"weights is one of {ways}, not {self.weights!r:.40}") from None
+        if weights is Weights.MESSAGES and not kind.in_process:
+            raise WrongArguments(
+                f"weights='messages' sends tensors to the generator's process, and engine={kind.value!r} has "
+                "another one: weights='files'"
+            )
+        if weights is Weights.TRANSFER and kind is not EngineKind.VLLM:
+            raise WrongArguments(
+                f"weights='transfer' is for the workers of a vLLM server, and engine={kind.value!r} has none: "
+                "weights='files'"
+            )
+        if weights is Weights.TRANSFER and self.generators.gpus and not self.trainers.gpus:
+            raise WrongArguments(
+                "weights='transfer' goes to GPUs by NCCL, which trainers without GPUs have not: "
+                "Trainers(gpus=True), or weights='files'"
             )
 
     @property

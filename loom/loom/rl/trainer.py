@@ -6,10 +6,11 @@ The trainers of a run are a job of `loom.train`, whose controller runs in a thre
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from loom import tracing
 from loom.actor import concurrent_endpoint
 from loom.driver_api import Session
 from loom.errors import TrainingFailed
+from loom.rl.engines.weight_transfer import TransferTarget, WeightTransfer
 from loom.rl.generation.interruptible_calls import LOOK_EVERY, begin
 from loom.rl.generation.tensor_files import Final
+from loom.rl.generation.weight_client import UpdateAnswer
 from loom.rl.models import adapters, causal
 from loom.rl.models.tokenizers import tokenizer_of
 from loom.rl.rollouts import Rollout
@@ -225,7 +228,8 @@ class Trainer(TrainerActor):
         self._tokens = 1  # of their completions
         self._shard = 0
         self._published = -1  # the step of the weights that this process published last
-        self._kept: dict[int, Mapping[str, Any]] = {}  # the newest weights, by step, for messages
+        self._kept: dict[int, Mapping[str, Any]] = {}  # the newest weights, by step, unless they are files
+        self._transfers: dict[str, WeightTransfer] = {}  # by the server's URL
         self._newest = -1  # the step of the weights that generators can have: kept, or written by this process
         self._changed = threading.Condition()  # notified when there are newer weights
         self._arrived = threading.Event()  # set when a step's rollouts were written
@@ -389,20 +393,30 @@ class Trainer(TrainerActor):
                 weights = causal.weights_of(model)
             if self._spec.lora is not None:
                 weights, final = adapters.without_adapters(weights), adapters.merged(model)
-            messages = run.weights is Weights.MESSAGES
-            if messages and self._shard % members:  # the first of its group sends them
-                tensor_files.take_part(weights, final=final)
-            elif messages:
-                whole = tensor_files.gathered(weights, final=final)
-                self._announce(step, {name: one.to("cpu", copy=True) for name, one in whole})
-            if self._shard < members and (not messages or step == run.steps):
+            files = run.weights is Weights.FILES
+            if not files:
+                self._keep(model, weights, step, final)
+            if self._shard < members and (files or step == run.steps):
                 self._write(model, weights, step, final)
                 if self._shard == 0:
                     write_ms = 1000 * (time.monotonic() - began)
                     tracing.event("ckpt.write.done", step=step, write_ms=write_ms)
-                    if not messages:
+                    if files:
                         self._announce(step)
         self._published = step
+
+    def _keep(self, model: Any, weights: Mapping[str, Any], step: int, final: Final) -> None:
+        """Keep weights to send them: the first process of each group does, the others give it their parts."""
+        from loom.rl.generation import tensor_files
+
+        transfer = self._run.weights is Weights.TRANSFER
+        dtype = "bfloat16" if transfer and self._bfloat16 else None
+        if self._shard % self._spec.members:
+            tensor_files.take_part(weights, dtype, final)
+            return
+        if transfer and causal.is_causal(model):  # vLLM knows the names of files
+            weights, final = causal.with_names_of_files(model, weights, dtype, final)
+        self._announce(step, tensor_files.copied(weights, dtype, final))
 
     def _write(self, model: Any, weights: Mapping[str, Any], step: int, final: Final) -> None:
         """Write weights to their folder: the first process does, the others of its group give it their parts."""
@@ -455,14 +469,32 @@ class Trainer(TrainerActor):
     async def send_weights(self, step: int, generators: list[Any]) -> tuple[int, list[str | None]]:
         """Send the weights of a step, or the newest if these are gone, to generators.
 
+        Args:
+            step: the step of the weights.
+            generators: their actors, or for `Weights.TRANSFER` the `TransferTarget` of each.
+
         Returns:
             The step of the weights, and for each generator why it has not got them; None if it has.
         """
         with self._changed:
             sent = step if step in self._kept else max(self._kept)
             state = self._kept[sent]
-        sending = [_send(generator, sent, state) for generator in generators]
+        transfer = self._run.weights is Weights.TRANSFER
+        shown, send = ("transfer", self._transfer) if transfer else ("message", _send)
+        sending = [_sent(shown, sent, functools.partial(send, one, sent, state)) for one in generators]
         return sent, await asyncio.gather(*sending)
+
+    async def _transfer(
+        self, target: TransferTarget, step: int, state: Mapping[str, Any], trace: str
+    ) -> UpdateAnswer:
+        """Broadcast tensors to the workers of a vLLM server."""
+        if target.url not in self._transfers:
+            self._transfers[target.url] = WeightTransfer(target)
+        try:
+            return await self._transfers[target.url].send(step, state)
+        except Exception:
+            del self._transfers[target.url]  # most likely its server is gone for ever
+            raise
 
 
 class GpuTrainer(Trainer):
@@ -477,16 +509,23 @@ def _own_config(model: Any) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else {}
 
 
-async def _send(generator: Any, step: int, state: Mapping[str, Any]) -> str | None:
+async def _send(generator: Any, step: int, state: Mapping[str, Any], trace: str) -> UpdateAnswer:
+    """Send tensors to a generator, over Monarch."""
+    answer: UpdateAnswer = await generator.update_weights.call_one(step, state=state, trace=trace)
+    return answer
+
+
+async def _sent(url: str, step: int, send: Callable[[str], Awaitable[UpdateAnswer]]) -> str | None:
+    """Send weights under a trace id; return why they have not arrived, or None."""
     with tracing.trace() as trace:
         began = time.monotonic()
-        tracing.event("weights.client.send", url="message", path=f"step_{step}")
+        tracing.event("weights.client.send", url=url, path=f"step_{step}")
         try:
-            answer = await generator.update_weights.call_one(step, state=state, trace=trace)
+            answer = await send(trace)
         except Exception as error:  # noqa: BLE001 - the orchestrator starts another generator
             return str(error) or type(error).__name__
         wall_ms, rpc_ms = 1000 * (time.monotonic() - began), float(answer["rpc_ms"])
-        tracing.event("weights.client.done", wall_ms=wall_ms, rpc_ms=rpc_ms, queue_ms=wall_ms - rpc_ms)
+        tracing.event("weights.client.done", wall_ms=wall_ms, rpc_ms=rpc_ms, queue_ms=max(0.0, wall_ms - rpc_ms))
     return None
 
 

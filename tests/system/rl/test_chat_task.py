@@ -108,9 +108,11 @@ def learned_from(folder: Path) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.guarantees("rl run", "A chat task is learned from a random start, with FSDP2 and tensor parallelism")
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_chat_task_is_learned_from_a_random_start(job: loom.Job, tmp_path: Path, level: int) -> None:
-    run = WatchedRun(job, tmp_path / "run", chat_run, async_level=level)
+@pytest.mark.parametrize(("level", "weights"), [(0, "files"), (1, "transfer"), (2, "files")])
+def test_a_chat_task_is_learned_from_a_random_start(
+    job: loom.Job, tmp_path: Path, level: int, weights: str
+) -> None:
+    run = WatchedRun(job, tmp_path / "run", chat_run, async_level=level, weights=weights)
 
     def is_learned() -> bool:
         newest = [one.reward for one in run.records()[-NEWEST:]]

@@ -84,21 +84,26 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
-def check_same_tensors(model: str, folder: str | Path) -> None:
-    """Raise `WrongArguments` unless a folder of weights has the names and shapes of a model's folder.
+def check_same_tensors(model: str, tensors: Mapping[str, tuple[int, ...]], named: str) -> None:
+    """Raise `WrongArguments` unless tensors have the names and shapes of those in a model's folder.
 
     An engine that is given other names would keep its old weights there, and say nothing.
+
+    Args:
+        model: the folder.
+        tensors: names and shapes.
+        named: what they are, for the error.
     """
-    own, other = tensors_of(model), tensors_of(folder)
+    own, other = tensors_of(model), dict(tensors)
     if config_of(model).get("tie_word_embeddings"):  # the head is the embedding, and a file may have both
         own.pop(HEAD, None)
         other.pop(HEAD, None)
     if own.keys() != other.keys():
         lacks, extra = sorted(own.keys() - other.keys()), sorted(other.keys() - own.keys())
-        raise WrongArguments(f"the weights {folder} are not this model's: missing {lacks[:5]}, unknown {extra[:5]}")
+        raise WrongArguments(f"{named} are not this model's: missing {lacks[:5]}, unknown {extra[:5]}")
     for name, shape in own.items():
         if shape != other[name]:
             raise WrongArguments(
-                f"the weights {folder} are not this model's: {name} has the shape {list(other[name])}, "
-                f"and the model's is {list(shape)}"
+                f"{named} are not this model's: {name} has the shape {list(other[name])}, and the model's is "
+                f"{list(shape)}"
             )

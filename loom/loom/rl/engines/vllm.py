@@ -15,6 +15,7 @@ from loom.rl.engines import model_folder
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.vllm_client import GENERATE, RELOADED, VllmClient
 from loom.rl.engines.vllm_server import WHOLE_PROMPTS, ServerSettings, VllmServer
+from loom.rl.engines.weight_transfer import backend_of
 from loom.rl.generation import weight_files as files
 from loom.rl.generation.completions import Completion, Sampling, TextOrTokens
 from loom.rl.generation.engine import EngineState
@@ -54,6 +55,8 @@ class VllmOptions:
     """Further environment variables of the server."""
     start_timeout: float = 900.0
     """Seconds that a server has to start."""
+    transfer: bool = False
+    """True if weights come from a trainer's process, and none is drawn from before the first ones."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> VllmOptions:
@@ -114,6 +117,7 @@ class VllmEngine:
                 options.environment,
                 None if folder is None else folder / f"{name}.log",
                 options.start_timeout,
+                options.transfer,
             )
             self._server = VllmServer(settings)
 
@@ -136,11 +140,13 @@ class VllmEngine:
             url,
             model=self._model,
             mode=PauseMode(self._options.pause),
-            fresh=0,
+            fresh=None if self._options.transfer else 0,
             orders=self._orders,
         )
         try:
-            await check(client, self._model if model_folder.is_folder(self._model) else None)
+            config = await check(client, self._model if model_folder.is_folder(self._model) else None)
+            if self._options.transfer:
+                backend_of(config, client.server.shown)
         except LoomError:
             await self._close_connections()
             raise
@@ -174,6 +180,7 @@ class VllmEngine:
         finally:
             self._inflight -= count
         self._tokens += sum(len(one.tokens) for one in found)
+        self._step = max([self._step, *(one.spans[-1].step for one in found)])
         return found
 
     async def pause(self) -> None:
@@ -222,8 +229,8 @@ class VllmEngine:
             await self._server.stop()
 
 
-async def check(client: VllmClient, model: str | None) -> None:
-    """Check that a server can be a generator's engine.
+async def check(client: VllmClient, model: str | None) -> Mapping[str, Any]:
+    """Check that a server can be a generator's engine; return its configuration.
 
     Args:
         client: of the server.
@@ -251,7 +258,7 @@ async def check(client: VllmClient, model: str | None) -> None:
             f"{client.server.shown} returns {mode}, and training needs the log probabilities of the distribution "
             "that the tokens were drawn from: start it with --logprobs-mode processed_logprobs"
         )
-    own = info["vllm_config"]
+    own: Mapping[str, Any] = info["vllm_config"]
     chunks = own.get("scheduler_config", {}).get("enable_chunked_prefill")
     if own.get("device_config", {}).get("device") == "cpu" and chunks:
         raise WrongArguments(
@@ -261,6 +268,7 @@ async def check(client: VllmClient, model: str | None) -> None:
     await _check_generates(client)
     if model is not None:
         await _check_model(client, config, model)
+    return own
 
 
 async def _asked(client: VllmClient, path: str, lacks: str) -> dict[str, Any]:

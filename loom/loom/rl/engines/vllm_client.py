@@ -1,9 +1,10 @@
 """`VllmClient`: completions and weights over the HTTP routes of one vLLM server.
 
 Completions go to ``/inference/v1/generate``, tokens in and tokens out, because its answer says which weights drew
-each token. Weights go through ``/pause``, ``/collective_rpc`` with ``reload_weights``, ``/update_weight_version``
-and ``/resume``. vLLM's version of its weights is a label that clients set, and ``default`` after a start. A step's
-label is set when every worker has loaded its weights, and before a token is drawn again.
+each token. Weights go through ``/pause``, ``/collective_rpc`` with ``reload_weights`` or another way to load them,
+``/update_weight_version`` and ``/resume``. vLLM's version of its weights is a label that clients set, and
+``default`` after a start. A step's label is set when every worker has loaded its weights, and before a token is
+drawn again.
 
 The first request of an order asks for a connection like any other. The rest of it has one of its own: of several
 API servers one has it whole, and completions that are paused, which keep their connections, keep none from it.
@@ -12,8 +13,9 @@ API servers one has it whole, and completions that are paused, which keep their 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import CheckpointBroken, LoomError, OperationFailed, Unavailable, WrongArguments
@@ -37,6 +39,9 @@ BROKEN = "loom-broken"
 ASKED_AGAIN = 3
 """Times that a completion of two policies is generated again."""
 _FIELDS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+Load = Callable[[ServerRoutes, int], Awaitable[Mapping[str, float]]]
+"""Lets as many workers load weights by the routes of their server; returns the milliseconds of each phase."""
 
 
 def label_of(step: int) -> str:
@@ -191,17 +196,30 @@ class VllmClient:
 
         ``rpc_ms`` is by the server's own clock if that has Loom's middleware.
         """
+        check = functools.partial(asyncio.to_thread, self._check_weights, path)
+        return await self.update(step, check, functools.partial(_reload, path))
+
+    async def update(self, step: int, check: Callable[[], Awaitable[None]], load: Load) -> UpdateAnswer:
+        """Let every worker load the weights of a step while the server is paused.
+
+        Args:
+            step: the step of the weights.
+            check: raises an error if they cannot be loaded, before the server is paused.
+            load: loads them.
+
+        Raises:
+            Unavailable: they may be loaded in part. The server stays paused, and nobody trusts its label.
+        """
         async with self._updating:
             began = time.monotonic()
-            await asyncio.to_thread(self._check_weights, path)
+            await check()
             phases = {"check_ms": ms_since(began)}
             try:
                 answer, pool_ms = await self._orders.get_queued("/get_world_size")
                 async with own_client(keep_alive=1) as connection:
                     server = ServerRoutes(connection, self.server.url)
-                    phases.update(await self._reload(server, int(answer["world_size"]), step, path))
+                    phases.update(await self._load(server, int(answer["world_size"]), step, load))
             except LoomError as error:
-                # A worker may have loaded some tensors. The server stays paused, and nobody trusts its label.
                 raise Unavailable(
                     f"{self.server.shown} did not load the weights of step {step}: {error}"
                 ) from error
@@ -213,17 +231,14 @@ class VllmClient:
         if reason := files.whats_wrong(path, checksum=True):
             raise CheckpointBroken(f"the weights {path} are not whole: {reason}")
         if self._model is not None and model_folder.is_folder(self._model):
-            model_folder.check_same_tensors(self._model, path)
+            shapes = model_folder.tensors_of(path)
+            model_folder.check_same_tensors(self._model, shapes, f"the weights {path}")
 
-    async def _reload(self, server: ServerRoutes, workers: int, step: int, path: str) -> Mapping[str, float]:
-        """Load weights; return the milliseconds of each phase."""
+    async def _load(self, server: ServerRoutes, workers: int, step: int, load: Load) -> Mapping[str, float]:
+        """Load weights between a pause and their label; return the milliseconds of each phase."""
         _, pause_ms = await server.post_timed(self._pause)
         broken_ms = await _set_label(server, BROKEN)
-        body = {"method": RELOADED, "kwargs": {"weights_path": path}}
-        answer, load_ms = await server.post_timed("/collective_rpc", body)
-        results = answer.get("results") or []
-        if len(results) < workers or any(one is not None for one in results):
-            raise OperationFailed(f"{len(results)} of {workers} workers answered: {results!r:.200}")
+        loaded = await load(server, workers)
         reset_ms = 0.0
         if self._mode is PauseMode.KEEP:  # no completion goes on, or begins, with keys of older weights
             reset, reset_ms = await server.post_timed("/reset_prefix_cache?reset_running_requests=true")
@@ -233,10 +248,21 @@ class VllmClient:
         _, resume_ms = await server.post_timed(RESUME)
         phases = {
             "pause_ms": pause_ms,
-            "load_ms": broken_ms + load_ms + reset_ms,
+            **loaded,
+            "load_ms": broken_ms + loaded["load_ms"] + reset_ms,
             "resume_ms": label_ms + resume_ms,
         }
         return {name: round(ms, 3) for name, ms in phases.items()}
+
+
+async def _reload(path: str, server: ServerRoutes, workers: int) -> Mapping[str, float]:
+    """Let every worker load the weights in a folder."""
+    body = {"method": RELOADED, "kwargs": {"weights_path": path}}
+    answer, load_ms = await server.post_timed("/collective_rpc", body)
+    results = answer.get("results") or []
+    if len(results) < workers or any(one is not None for one in results):
+        raise OperationFailed(f"{len(results)} of {workers} workers answered: {results!r:.200}")
+    return {"load_ms": load_ms}
 
 
 async def _set_label(server: ServerRoutes, label: str) -> float:

@@ -20,6 +20,7 @@ from loom.errors import MissingDependency, Unavailable
 from loom.process.child import Child
 from loom.process.listen import free_ports
 from loom.rl.engines.model_folder import is_folder
+from loom.rl.engines.weight_transfer import TransferBackend, arguments_of
 from loom.rl.generation.openai import MODEL
 from loom.rl.generation.weight_client import url_with_token
 
@@ -74,6 +75,8 @@ class ServerSettings:
     """The file for what the server prints."""
     timeout: float = 900.0
     """Seconds that it has to start."""
+    transfer: bool = False
+    """True if its workers also take weights from a trainer's process."""
 
 
 class VllmServer:
@@ -158,6 +161,9 @@ class VllmServer:
         ]
         if _is_for_cpus(command[0]):
             command.append(WHOLE_PROMPTS)
+        if settings.transfer:
+            backend = TransferBackend.GLOO if _is_for_cpus(command[0]) else TransferBackend.NCCL
+            command += arguments_of(backend)
         if settings.max_length is not None:
             command += ["--max-model-len", str(settings.max_length)]
         return [*command, *settings.arguments]

@@ -59,6 +59,12 @@ def take_part(tensors: Mapping[str, Tensor], dtype: str | None = None, final: Fi
         pass
 
 
+def copied(tensors: Mapping[str, Tensor], dtype: str | None = None, final: Final = unchanged) -> dict[str, Tensor]:
+    """Return copies of whole tensors, in the CPU's memory; see `write`."""
+    whole = gathered(tensors, dtype, final)
+    return {name: one.to("cpu", _type_of(one, dtype), copy=True) for name, one in whole}
+
+
 def write(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None, final: Final = unchanged) -> int:
     """Write tensors, and sync the file; return its CRC-32.
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from loom.errors import LoomError
+from loom.rl.engines.engine import PauseMode
+from loom.rl.engines.weight_transfer import TransferTarget
 from loom.rl.generation import weight_files as files
 from loom.rl.generation.generator_pool import PooledGenerator
 from loom.rl.generation.generator_requests import GeneratorRequests
@@ -37,6 +40,7 @@ class WeightOrders:
         via: returns the way of such an order.
         folder: of the run.
         weights: how weights travel.
+        pause: what happens to completions that are under way when a trainer gives a server weights.
     """
 
     def __init__(
@@ -46,18 +50,20 @@ class WeightOrders:
         via: Callable[[], WeightsVia],
         folder: Path,
         weights: Weights,
+        pause: PauseMode,
     ) -> None:
         self._training = training
         self._requests = requests
         self._via = via
         self._folder = folder / "weights"
         self._weights = weights
+        self._pause = pause
 
     def load(self, generators: Sequence[PooledGenerator], step: int) -> Loaded:
         """Let generators load the weights of a step, or the newest if those are gone; return when all have."""
-        if self._weights is Weights.MESSAGES:
-            return self._send(generators, step)
-        return self._load_files(generators, step)
+        if self._weights is Weights.FILES:
+            return self._load_files(generators, step)
+        return self._send(generators, step)
 
     def _load_files(self, generators: Sequence[PooledGenerator], step: int) -> Loaded:
         path = files.path_of(self._folder, step)
@@ -84,13 +90,21 @@ class WeightOrders:
         return Loaded(step, lost)
 
     def _send(self, generators: Sequence[PooledGenerator], step: int) -> Loaded:
-        actors = [one.actor for one in generators]
-        while (answer := self._training.ask(lambda trainer: trainer.send_weights, step, actors)) is None:
+        """Let a trainer send its weights to the generators, or to their servers."""
+        asked, targets, lost = [], list[Any](), []
+        for one in generators:
+            try:
+                transfer = self._weights is Weights.TRANSFER
+                targets.append(TransferTarget(one.url(), self._pause) if transfer else one.actor)
+            except ProcessGone as error:
+                lost.append((one, str(error)))
+            else:
+                asked.append(one)
+        while (answer := self._training.ask(lambda trainer: trainer.send_weights, step, targets)) is None:
             # The trainer was lost meanwhile; the next one has these weights, or will have newer ones.
             self._training.await_weights(step)
         sent, results = answer
-        lost = []
-        for one, result in zip(generators, results, strict=True):
+        for one, result in zip(asked, results, strict=True):
             if result is not None:
                 lost.append((one, result))
             else:

@@ -23,7 +23,12 @@ from typing import Any
 LOADS = ("/update_weights", "/start_weight_update", "/finish_weight_update")
 RPC = "/collective_rpc"
 PAUSE, RESUME = "/pause", "/resume"
-WITHIN = ("/update_weight_version", "/reset_prefix_cache")  # requests of an order that load nothing
+WITHIN = (  # requests of an order that load nothing
+    "/update_weight_version",
+    "/reset_prefix_cache",
+    "/init_weight_transfer_engine",
+    "/shutdown_weight_transfer_engine",
+)
 METHODS = ("reload_weights", "update_weights", "load_weights")
 OPEN = ("/health",)
 MOST = 1 << 20  # bytes of an order that are looked at
