@@ -60,13 +60,6 @@ def test_products_of_given_dimensions(lt: Tensors, name: str, one: int, other: i
     agree(lt, lambda ns, x, y: getattr(x, name)(y), wrong, second=False)
 
 
-@given(st.data())
-def test_outer(lt: Tensors, data: Any) -> None:
-    pair = [data.draw(operands((data.draw(SIZES),))) for _ in range(2)]
-    agree(lt, lambda ns, x, y: ns.outer(x, y), pair)
-    agree(lt, lambda ns, x, y: y.outer(x), [data.draw(operands()), pair[0]], second=False)
-
-
 @pytest.mark.parametrize(("name", "many"), [("addmm", 2), ("baddbmm", 3)])
 @given(st.data())
 def test_products_added_to_a_tensor(lt: Tensors, name: str, many: int, data: Any) -> None:
@@ -96,57 +89,6 @@ def _functional(ns: Any) -> Any:
     return torch.nn.functional if ns is torch else ns
 
 
-EQUATIONS = [
-    "ij,jk->ik", "ij,jk", "bij,bjk->bik", "ij,kj->ki", "i,j->ij", "ij,ij->", "ij,ij->ij", "ij,j->i", "abc,cd->abd",
-    "abc,abd->dcab", "ab,cd->dabc", "abc,bd->ad", "...ij,...jk->...ik", "...i,i->...", "i...,...j->ij...", "ij->ji",
-    "ij->", "ij->j", "ii->i", "ii", "iij->ji", "ii,i->i", "a,ab,b->", "ab,bc,cd->ad", "ab,bc,ac->abc", "...",
-    "aB,Bc",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-@given(st.data())
-def test_einsum(lt: Tensors, equation: str, data: Any) -> None:
-    sizes = {each: data.draw(st.integers(0, 3)) for each in "abcdijkB"}
-    hidden = data.draw(st.lists(st.integers(1, 3), max_size=2))
-    dtype = data.draw(st.sampled_from(FLOATS))
-    given = []
-    for part in equation.split("->")[0].split(","):
-        before, dots, after = part.partition("...")
-        middle = hidden[data.draw(st.integers(0, len(hidden))) :] if dots else []
-        shape = [*(sizes[each] for each in before), *middle, *(sizes[each] for each in after)]
-        repeated = len(set(before + after)) < len(before + after)
-        if shape and not repeated and data.draw(st.integers(0, 5)) == 0:
-            shape[data.draw(st.integers(0, len(shape) - 1))] = data.draw(st.sampled_from([1, 4]))
-        given.append(data.draw(operands(tuple(shape), (dtype,))))
-    # Of three tensors, the strides depend on the order of the products.
-    agree(lt, lambda ns, *each: ns.einsum(equation, *each), given, strides=len(given) < 3)
-
-
-@pytest.mark.parametrize("dims", [0, 1, 2, ([0], [1]), ([0, 1], [1, 0]), ([-1], [-1])])
-@given(st.data())
-def test_tensordot(lt: Tensors, dims: Any, data: Any) -> None:
-    sizes = [data.draw(st.integers(1, 3)) for _ in range(5)]
-    one = sizes[:3]
-    two = [sizes[3], sizes[4]]
-    match dims:
-        case 0:
-            other = two
-        case 1:
-            other = [one[2], *two]
-        case 2:
-            other = [*one[1:], sizes[3]]
-        case ([0], [1]):
-            other = [sizes[3], one[0]]
-        case ([0, 1], [1, 0]):
-            other = [one[1], one[0], sizes[3]]
-        case _:
-            other = [*two, one[2]]
-    dtype = data.draw(st.sampled_from(FLOATS))
-    given = [data.draw(operands(tuple(each), (dtype,))) for each in (one, other)]
-    agree(lt, lambda ns, x, y: ns.tensordot(x, y, dims=dims), given, strides=False)  # without a sum, of `einsum`
-
-
 @pytest.mark.parametrize(
     ("work", "words"),
     [
@@ -155,15 +97,7 @@ def test_tensordot(lt: Tensors, dims: Any, data: Any) -> None:
         (lambda lt, x: x @ lt.zeros(4), r"size mismatch, got input \(2\), mat \(2x3\), vec \(4\)"),
         (lambda lt, x: x @ lt.zeros(()), "both arguments to matmul need to be at least 1D"),
         (lambda lt, x: x.mm(lt.zeros(3)), "mat2 must be a matrix"),
-        (lambda lt, x: lt.einsum("ij,jk", x, x), "does not broadcast with previously seen size 3"),
-        (lambda lt, x: lt.einsum("ij->k", x), "output subscript k does not appear"),
-        (lambda lt, x: lt.einsum("ij->ii", x), "output subscript i appears more than once"),
-        (lambda lt, x: lt.einsum("ijk", x), r"does not match the number of dimensions \(2\) for operand 0"),
-        (lambda lt, x: lt.einsum("ij", x, x), "more operands were provided"),
-        (lambda lt, x: lt.einsum("ij,jk", x), "fewer operands were provided"),
-        (lambda lt, x: lt.einsum("ii", x), "subscript i is repeated for operand 0 but the sizes don't match"),
         (lambda lt, x: lt.linear(x, lt.zeros(4, 3), lt.zeros(5)), "The expanded size of the tensor"),
-        (lambda lt, x: x.tensordot(x, 1), "contracted dimensions need to match"),
     ],
 )
 def test_what_torch_would_raise(lt: Tensors, work: Any, words: str) -> None:

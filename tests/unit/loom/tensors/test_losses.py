@@ -40,58 +40,6 @@ def _no_advice() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("mse_loss", {}),
-        ("l1_loss", {}),
-        ("smooth_l1_loss", {}),
-        ("smooth_l1_loss", {"beta": 0.25}),
-        ("smooth_l1_loss", {"beta": 0.0}),
-        ("huber_loss", {}),
-        ("huber_loss", {"delta": 0.3}),
-    ],
-)
-@given(st.data())
-def test_of_a_difference(lt: Tensors, name: str, options: dict[str, float], data: Any) -> None:
-    shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
-    dtype = (data.draw(st.sampled_from(FLOATS)),)
-    given = [
-        data.draw(operands(shape, dtype)),
-        data.draw(operands(data.draw(broadcastable(shape)), dtype, low=-2.9)),
-    ]
-    agree_with_either_backward(
-        lt, lambda ns, x, y: getattr(functional(ns), name)(x, y, reduction=reduction, **options), given
-    )
-
-
-@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "huber_loss"])
-@given(st.data())
-def test_weighted(lt: Tensors, name: str, data: Any) -> None:
-    shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
-    dtype = data.draw(st.sampled_from(FLOATS))
-    given = [data.draw(operands(shape, (dtype,), low=low)) for low in (-3, -2.9)]
-    given.append(data.draw(operands(shape, (dtype,), low=0.5)))
-    agree(
-        lt,
-        lambda ns, x, y, weight: getattr(functional(ns), name)(x, y, reduction=reduction, weight=weight),
-        given,
-    )
-
-
-@given(st.data())
-def test_binary_cross_entropy(lt: Tensors, data: Any) -> None:
-    shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
-    dtype = data.draw(st.sampled_from(FLOATS))
-    given = [data.draw(operands(shape, (dtype,), low=0.01, high=0.99)) for _ in range(2)]
-    if data.draw(st.booleans()):
-        given.append(data.draw(operands(data.draw(broadcastable(shape)), (dtype,), grad=False)))
-    near = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {}
-    agree_with_either_backward(
-        lt, lambda ns, *each: functional(ns).binary_cross_entropy(*each, reduction=reduction), given, **near
-    )
-
-
 @given(st.data())
 def test_binary_cross_entropy_with_logits(lt: Tensors, data: Any) -> None:
     shape, reduction = data.draw(shapes(smallest=1)), data.draw(REDUCTIONS)
@@ -168,20 +116,6 @@ def test_cross_entropy_of_probabilities(lt: Tensors, data: Any) -> None:
     agree_with_either_backward(lt, lambda ns, *each: functional(ns).cross_entropy(*each, **options), given)
 
 
-@pytest.mark.parametrize("log_target", [False, True])
-@given(st.data())
-def test_kl_div(lt: Tensors, log_target: bool, data: Any) -> None:
-    shape = data.draw(shapes(smallest=1))
-    reduction = data.draw(st.sampled_from(["mean", "sum", "none", "batchmean"]))
-    dtype = data.draw(st.sampled_from(FLOATS))
-    given = [
-        data.draw(operands(shape, (dtype,))),
-        data.draw(operands(shape, (dtype,), low=-1 if log_target else 0.1)),
-    ]
-    work = lambda ns, x, y: functional(ns).kl_div(x, y, reduction=reduction, log_target=log_target)  # noqa: E731
-    agree(lt, work, given)
-
-
 @pytest.mark.parametrize(
     ("name", "given"),
     [
@@ -193,9 +127,7 @@ def test_kl_div(lt: Tensors, log_target: bool, data: Any) -> None:
         ("nll_loss", [torch.zeros(4, 5).double(), torch.zeros(4, dtype=torch.int64), torch.zeros(5)]),
         ("cross_entropy", [torch.zeros(4, 5), torch.zeros(4, 4)]),
         ("cross_entropy", [torch.zeros(4, 5), torch.zeros(4)]),
-        ("binary_cross_entropy", [torch.zeros(4, 5), torch.zeros(2, 5)]),
         ("binary_cross_entropy_with_logits", [torch.zeros(4, 5), torch.zeros(2, 5)]),
-        ("kl_div", [torch.zeros(4, 5), torch.zeros(3)]),
         ("mse_loss", [torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)]),
         ("mse_loss", [torch.zeros(4), torch.zeros(3)]),
     ],
@@ -207,26 +139,13 @@ def test_what_torch_would_raise(lt: Tensors, name: str, given: list[torch.Tensor
         settled(getattr(lt, name)(*[each.of_loom(lt) for each in inputs]))
 
 
-@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "cross_entropy", "huber_loss", "kl_div"])
+@pytest.mark.parametrize("name", ["mse_loss", "cross_entropy", "nll_loss"])
 def test_an_unknown_reduction_is_refused(lt: Tensors, name: str) -> None:
     with pytest.raises(ValueError, match="no is not a valid value for reduction"):
         settled(getattr(lt, name)(lt.zeros(2, 2), lt.ones(2, 2), reduction="no"))
 
 
-def test_other_bounds(lt: Tensors) -> None:
-    with pytest.raises(RuntimeError, match="non-positive values for delta"):
-        settled(lt.huber_loss(lt.zeros(2), lt.ones(2), delta=0.0))
-    with pytest.raises(RuntimeError, match="negative values for beta"):
-        settled(lt.smooth_l1_loss(lt.zeros(2), lt.ones(2), beta=-1.0))
-    with pytest.raises(RuntimeError, match=r"label_smoothing must be between 0\.0 and 1\.0"):
-        settled(lt.cross_entropy(lt.zeros(2), lt.ones(2), label_smoothing=2.0))
-
-
-PAIRS = """
-    binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity cross_entropy hinge_embedding_loss
-    huber_loss kl_div l1_loss margin_ranking_loss mse_loss multilabel_soft_margin_loss poisson_nll_loss
-    smooth_l1_loss soft_margin_loss triplet_margin_loss
-"""
+PAIRS = "binary_cross_entropy_with_logits cross_entropy mse_loss"
 DTYPES = ("float16", "float32", "float64", "int64", "uint8", "bool", "complex64")
 
 
@@ -234,10 +153,9 @@ DTYPES = ("float16", "float32", "float64", "int64", "uint8", "bool", "complex64"
 def test_each_pair_of_dtypes_has_torchs_dtype_or_its_error(lt: Tensors, name: str) -> None:
     def found(ns: Any, kinds: tuple[str, str]) -> Any:
         one, other = (ns.tensor([[0.25, 1], [0.5, 0]]).to(getattr(ns, kind)) for kind in kinds)
-        given = (one, one, other) if name in ("margin_ranking_loss", "triplet_margin_loss") else (one, other)
-        options = {} if name == "cosine_similarity" else {"reduction": "none"}
         try:
-            return str(settled(getattr(functional(ns), name)(*given, **options)).dtype).rpartition(".")[2]
+            made = settled(getattr(functional(ns), name)(one, other, reduction="none"))
+            return str(made.dtype).rpartition(".")[2]
         except (RuntimeError, TypeError) as error:
             return error
 

@@ -353,3 +353,30 @@ def test_a_saved_tensor_that_changes_raises(lt: Tensors) -> None:
     y += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         settled(lt.grad(z, x))
+
+
+NUMBER_FIRST = (
+    "add", "sub", "mul", "div", "pow", "floor_divide", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_left_shift", "bitwise_right_shift", "eq", "atan2", "maximum", "fmod", "logical_and", "dot", "outer",
+    "matmul", "sin", "sum", "clamp_min",
+)  # fmt: skip
+
+
+@given(st.data())
+def test_a_number_before_a_tensor(lt: Tensors, data: Any) -> None:
+    number = data.draw(st.sampled_from([2, 1, 2.5]))
+    x = data.draw(operands(dtypes=(torch.float64, torch.float32, torch.int64, torch.bool), low=1))
+    for name in data.draw(st.lists(st.sampled_from(NUMBER_FIRST), min_size=8, max_size=8, unique=True)):
+        if name in ("floor_divide", "remainder") and (x.requires_grad or x.memory.dtype is torch.bool):
+            continue
+        agree(lt, lambda ns, x, name=name: getattr(ns, name)(number, x), [x])
+    agree(lt, lambda ns, x: ns.add(number, x, alpha=2), [x])
+    agree(lt, lambda ns, x: ns.sub(number, x, alpha=2), [x])
+    agree(lt, lambda ns, x: ns.rsub(x, number), [x])
+
+
+def test_what_is_no_tensor_is_refused(lt: Tensors) -> None:
+    with pytest.raises(TypeError, match="must be Tensor, not int"):
+        lt.ones(2).matmul(2)
+    with pytest.raises(TypeError, match="must be Tensor"):
+        lt.sum(2)

@@ -57,47 +57,6 @@ def test_asking_of_extremes(lt: Tensors) -> None:
         agree(lt, lambda ns, x, name=name: getattr(x, name)(), [x])
 
 
-def test_gradients_above_a_threshold_at_extremes(lt: Tensors) -> None:
-    x = plain([float("nan"), float("inf"), -float("inf"), -0.0, 1.0], requires_grad=True)
-    agree(lt, lambda ns, x: x.relu(), [x])
-    agree(lt, lambda ns, x: ns.nn.functional.threshold(x, 0.5, 2), [x])
-
-
-ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in ("leaky_relu", "elu", "gelu", "silu", "softplus", "hardtanh", "relu6")},
-    "logsigmoid": ("logsigmoid", {}),
-    "leaky_relu steep": ("leaky_relu", {"negative_slope": 0.5}),
-    "elu of 2": ("elu", {"alpha": 2.0}),
-    "gelu by tanh": ("gelu", {"approximate": "tanh"}),
-    "gelu unknown": ("gelu", {"approximate": "erf"}),
-    "softplus bent": ("softplus", {"beta": 2, "threshold": 3}),
-    "hardtanh bounds": ("hardtanh", {"min_val": -0.5, "max_val": 2.5}),
-    "hardtanh reversed": ("hardtanh", {"min_val": 1.0, "max_val": 0.0}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", ACTIVATIONS)
-@given(data=st.data())
-def test_activations(lt: Tensors, what: str, data: Any) -> None:
-    name, options = ACTIVATIONS[what]
-    (x,) = data.draw(several(1, (-8.0, 8.0)))
-
-    def work(ns: Any, x: Any) -> Any:
-        return getattr(torch.nn.functional if ns is torch else ns, name)(x, **options)
-
-    agree(lt, work, [x], **close(x))
-
-
-def test_activations_of_large_elements(lt: Tensors) -> None:
-    x = plain([-500.0, -30.0, 30.0, 500.0], requires_grad=True)
-    for name in ("elu", "silu", "softplus", "logsigmoid", "gelu"):
-
-        def work(ns: Any, x: Any, name: str = name) -> Any:
-            return getattr(torch.nn.functional if ns is torch else ns, name)(x)
-
-        agree(lt, work, [x])
-
-
 @given(x=operands(dtypes=ALL, grad=False))
 def test_round_to_decimals(lt: Tensors, x: Any) -> None:
     agree(lt, lambda ns, x: x.round(decimals=1), [x])

@@ -111,17 +111,6 @@ def test_masked_select(lt: Tensors, data: Any) -> None:
 
 
 @given(st.data())
-def test_masked_scatter(lt: Tensors, data: Any) -> None:
-    shape = data.draw(shapes())
-    x, mask = data.draw(operands(shape, FLOAT64)), data.draw(masks(data.draw(broadcastable(shape))))
-    many = int(torch.broadcast_to(mask.of_torch(), shape).sum())
-    source = data.draw(operands((many + data.draw(st.integers(0, 2)),), FLOAT64))
-    agree(lt, lambda ns, x, m, s: x.masked_scatter(m, s) ** 2, [x, mask, source])
-    agree(lt, lambda ns, x, m, s: (x * 1).masked_scatter_(m, s) ** 2, [x, mask, source])
-    agree(lt, lambda ns, x, m, s: x.masked_scatter(x, s), [x, mask, source])
-
-
-@given(st.data())
 def test_places(lt: Tensors, data: Any) -> None:
     x = data.draw(operands(dtypes=ALL, grad=False))
     agree(lt, lambda ns, x: x.nonzero(), [x])
@@ -138,17 +127,6 @@ def test_different_elements(lt: Tensors, data: Any) -> None:
     dim = data.draw(st.sampled_from([None, None, 0, -1, 1]))
     agree(lt, lambda ns, x: ns.unique(x, True, inverse, counts, dim), [x])
     agree(lt, lambda ns, x: x.unique_consecutive(inverse, counts, dim), [x])
-
-
-@given(st.data())
-def test_parts_repeated_by_a_tensor(lt: Tensors, data: Any) -> None:
-    shape = data.draw(shapes(1, 3, 3, 1))
-    x, dim = data.draw(operands(shape, FLOAT64)), data.draw(st.sampled_from([None, *range(len(shape))]))
-    many = torch.Size(shape).numel() if dim is None else shape[dim]
-    size = data.draw(st.sampled_from([(many,), (many,), (), (1,), (many + 2,)]))
-    repeats = data.draw(operands(size, [torch.int64, torch.int32], low=0, high=2))
-    agree(lt, lambda ns, x, n: x.repeat_interleave(n, dim) ** 2, [x, repeats])
-    agree(lt, lambda ns, x, n: ns.repeat_interleave(n), [x, plain(repeats.of_torch().reshape(-1).abs())])
 
 
 def test_one_hot_of_as_many_classes_as_there_are(lt: Tensors) -> None:
