@@ -128,6 +128,7 @@ def serve(settings: GatewaySettings) -> None:
             *("--max-in-flight", str(settings.max_in_flight)),
             *("--worker-patience", str(settings.worker_patience)),
             *("--most", str(settings.session_max)),
+            *("--idle", str(settings.session_idle)),
             *("--keep-results", str(settings.keep_results)),
         ],
         settings.workers_timeout,

@@ -120,6 +120,13 @@ class GatewaySettings(Limits):
         metavar="SECONDS",
         min=0,
     )
+    session_idle: float = _option(
+        0.0,
+        "How long a session lives in which nothing happens: no operation of a client, no run and no call goes on, "
+        "and no replica makes steps. Also with clients and with persist; they are warned before. 0 means any time.",
+        metavar="SECONDS",
+        min=0,
+    )
     tunnel_idle: float = _option(
         60.0, "How long a client over HTTP may go without a poll.", metavar="SECONDS", min=1
     )

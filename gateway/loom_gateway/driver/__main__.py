@@ -104,6 +104,7 @@ def main() -> None:
         "--linger", type=float, default=3600.0, help="seconds that a session lives when nothing goes on in it"
     )
     parser.add_argument("--most", type=float, default=0.0, help="seconds that a session lives at most; 0: any")
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds that an idle session lives; 0: any")
     parser.add_argument("--weaver", default=None, metavar="FOLDER", help="the weaver's folder")
     parser.add_argument(
         "--gateway-uid", type=int, default=os.geteuid(), help="user id of the gateway; default: this process's own"
@@ -125,7 +126,9 @@ def main() -> None:
         forbid_new_privileges()
         bound_leftovers()
     files = DriverFiles(options.socket.removesuffix(".sock"), closed=alike)
-    lifetime = Lifetime(files, options.linger, options.exit_with_gateway, options.remove_folder, options.most)
+    lifetime = Lifetime(
+        files, options.linger, options.exit_with_gateway, options.remove_folder, options.most, options.idle
+    )
     lifetime.watch_gateway(take_standard_input())
 
     from loom_gateway.driver.monarch.root_client import prepare

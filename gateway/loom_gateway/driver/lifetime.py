@@ -32,6 +32,9 @@ LOOK_FOR_WORK = 1.0  # seconds between two looks whether something goes on in a 
 
 STEPS_APART = 10.0  # seconds after its last step for which a replica counts as going on; reports take a few
 
+IDLE_NOTICE = 600.0
+"""Seconds before the end of an idle session at which its clients are warned; at most half of the time it has."""
+
 SHORTEST_TOLD = 1e-3  # seconds of linger time that a client is told if there is none, because 0 means forever
 
 
@@ -43,6 +46,7 @@ class Lifetime:
         exit_with_gateway: whether the driver ends with its gateway even if it has a session.
         remove_folder: whether the folder of the files is removed when the gateway ends.
         most: seconds after which a session ends whatever goes on in it; 0 is never.
+        idle: seconds after which a session ends in which nothing happens, also with clients; 0 is never.
     """
 
     def __init__(
@@ -52,10 +56,12 @@ class Lifetime:
         exit_with_gateway: bool = False,
         remove_folder: bool = False,
         most: float = 0.0,
+        idle: float = 0.0,
     ) -> None:
         self._files = files
         self._linger = linger
         self._most = most
+        self._idle = idle
         self._exit_with_gateway = exit_with_gateway
         self._remove_folder = remove_folder
         self._opened = False  # whether the driver has a session
@@ -65,6 +71,13 @@ class Lifetime:
         self._timer: asyncio.TimerHandle | None = None  # to the next look, while no client is connected
         self.under_way: Callable[[], Collection[AliveBecause]] = lambda: ()
         """Returns what goes on in the session besides its clients and replicas. Safe on any thread."""
+        self.operations: Callable[[], int] = lambda: 0
+        """Returns how many operations clients have begun that are more than a look. Safe on any thread."""
+        self.warn: Callable[[float], object] = lambda seconds: None
+        """Tells the clients in how many seconds the session ends because nothing happens in it."""
+        self._begun = 0  # of those operations, at the last look
+        self._active = 0.0  # the loop's time at which something happened last
+        self._warned = False  # whether the clients were warned since then
         self._quiet_since = 0.0  # the loop's time since when there has been no client and nothing under way
         self._worked = False  # whether something was under way since the last client left
         self._stepped = -float("inf")  # the loop's time of the last step of a replica
@@ -109,6 +122,9 @@ class Lifetime:
             left = max(0.0, self._most - age)
             self._ends_at = self._loop.time() + left
             self._loop.call_soon_threadsafe(self._loop.call_later, left, self._end_of_life)
+        if first and self._idle:
+            self._active = self._loop.time()
+            self._loop.call_soon_threadsafe(self._look_for_activity)
         self._persist = self._persist or persist
         return 0.0 if self._persist else max(self._linger, SHORTEST_TOLD)
 
@@ -119,6 +135,20 @@ class Lifetime:
 
     def _end_of_life(self) -> None:
         self.end(f"it had been open for {self._most:g} s, which is the gateway's --session-max")
+
+    def _look_for_activity(self) -> None:
+        """End the session if nothing has happened in it for long; warn its clients before."""
+        again = self._loop.call_later(LOOK_FOR_WORK, self._look_for_activity)  # first, as in `_look`
+        now, begun = self._loop.time(), self.operations()
+        if begun != self._begun or self.under_way() or self._stepped > self._active:
+            self._begun, self._active, self._warned = begun, now, False
+        left = self._active + self._idle - now
+        if left <= 0:
+            again.cancel()
+            self.end(f"nothing happened in it for {self._idle:g} s, which is the gateway's --session-idle")
+        elif left <= min(IDLE_NOTICE, self._idle / 2) and not self._warned:
+            self._warned = True
+            self.warn(left)
 
     def client_came(self, client: object) -> None:
         """Note that a client is connected. Safe on any thread."""
@@ -179,9 +209,11 @@ class Lifetime:
         because += self.under_way()
         if now < self._stepped + STEPS_APART:
             because.append(AliveBecause.REPLICA)
+        ends = [] if self._ends_at is None else [self._ends_at]
+        if self._idle and set(because) <= {AliveBecause.CLIENT}:
+            ends.append(self._active + self._idle)
         if self._persist:
             because.append(AliveBecause.PERSIST)
-        ends = [] if self._ends_at is None else [self._ends_at]
         if not because:
             because.append(AliveBecause.LINGER)
             ends.append(max(now + self._linger if self._clients else 0.0, self._lingers_until))

@@ -47,6 +47,7 @@ class Event:
     call whose future is gone, unread; ``details`` has ``refused``, how many these are by now: 1, 2, 4, 8 and so on.
     ``gateway_draining``: the gateway is stopping; ``details`` has ``seconds``, the time left, and ``sessions_end``:
     whether its sessions end with it, or go on and are found by the next gateway.
+    ``session_idle``: nothing happens in the session, which ends in ``details["seconds"]`` unless something does.
     ``disconnected``: the connection is lost and reconnects; ``details`` has ``url``.
     ``resumed``: the connection is back and nothing was lost; ``details`` has ``seconds``, how long that took.
     ``ended``: this client cannot use the session any more; ``error`` says why.

@@ -223,8 +223,10 @@ def test_until_when_a_session_lives_is_told_everywhere(cluster: LocalCluster) ->
 class Clockwork:
     """A lifetime with a short linger time, and what it is told goes on."""
 
-    def __init__(self, folder: Path, linger: float = 0.05, most: float = 0.0) -> None:
-        self.lifetime = Lifetime(DriverFiles(str(folder / "driver-1")), linger, most=most)
+    def __init__(self, folder: Path, linger: float = 0.05, most: float = 0.0, idle: float = 0.0) -> None:
+        self.lifetime = Lifetime(DriverFiles(str(folder / "driver-1")), linger, most=most, idle=idle)
+        self.warned = asyncio.Queue[float]()
+        self.lifetime.warn = self.warned.put_nowait
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.under_way: list[AliveBecause] = []
         self.lifetime.under_way = lambda: self.under_way
@@ -295,3 +297,47 @@ async def test_the_longest_time_counts_from_the_opening(tmp_path: Path) -> None:
     assert 0 < clockwork.lifetime.left <= 0.1
     assert clockwork.lifetime.life().until == pytest.approx(time.time() + 0.1, abs=1)
     assert "--session-max" in await asyncio.wait_for(clockwork.ended, BOUND)
+
+
+async def test_an_idle_session_ends_after_a_warning_though_its_client_is_there(tmp_path: Path) -> None:
+    clockwork = Clockwork(tmp_path, idle=0.4)
+    clockwork.lifetime.client_came("one")
+    clockwork.lifetime.opened(True)
+    begun = [1]
+    clockwork.lifetime.operations = lambda: begun[0]
+    assert 0 < await asyncio.wait_for(clockwork.warned.get(), BOUND) <= 0.2
+    begun[0] += 1  # in time
+    assert 0 < await asyncio.wait_for(clockwork.warned.get(), BOUND) <= 0.2
+    assert not clockwork.ended.done()
+    until = clockwork.lifetime.life().until
+    assert until is not None
+    assert until <= time.time() + 1
+    assert "--session-idle" in await asyncio.wait_for(clockwork.ended, BOUND)
+    assert clockwork.warned.empty()
+
+
+async def test_what_goes_on_keeps_an_idle_session_alive(tmp_path: Path) -> None:
+    clockwork = Clockwork(tmp_path, idle=0.1)
+    clockwork.lifetime.client_came("one")
+    clockwork.under_way = [AliveBecause.RUN]
+    await asyncio.sleep(0.3)
+    assert not clockwork.ended.done()
+    assert clockwork.lifetime.life().until is None
+    for _ in range(30):
+        clockwork.under_way = []
+        clockwork.lifetime.replicas(0.0)
+        await asyncio.sleep(0.01)
+    assert not clockwork.ended.done()
+    assert "--session-idle" in await asyncio.wait_for(clockwork.ended, BOUND)
+
+
+@pytest.mark.slow
+def test_a_session_that_nobody_uses_is_ended_and_its_client_was_warned(cluster: LocalCluster) -> None:
+    with gateway_of(cluster, "--session-idle", "3") as gateway:
+        job = gateway.connect(persist=True)
+        warned = next(event for event in job.events(BOUND) if event.name == "session_idle")
+        assert 0 < warned.details["seconds"] <= 1.5
+        assert list(job.events(BOUND))[-1].name == "ended"
+        with pytest.raises(loom.SessionClosed, match="nothing happened in it for 3 s"):
+            job.refresh_hosts()
+        assert "--session-idle" in gateway.ended(job.session)["reason"]

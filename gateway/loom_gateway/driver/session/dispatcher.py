@@ -24,7 +24,7 @@ from loom.process.threads import keep_going
 from loom.session_alive import AliveBecause, SessionLife
 from loom.wings import Part
 from loom.wire.bodies import EndpointCall
-from loom.wire.messages import ADVERBS, ALLOWED_BESIDE, Kind, Message
+from loom.wire.messages import ADVERBS, ALLOWED_BESIDE, READING, Kind, Message
 from loom_gateway.driver.clients.unread_results import UnreadAnswers
 from loom_gateway.driver.handlers.calls import CallHandlers
 from loom_gateway.driver.handlers.hosts import HostWatcher
@@ -57,6 +57,9 @@ large call would have to allocate it again, which takes longer than to copy into
 
 _WAITS_FOR_NOTHING = frozenset({Kind.END, Kind.READ})
 _CALLS = frozenset(ADVERBS.values())
+
+_LOOKS = READING | {Kind.ASK_WEAVER, Kind.READ, Kind.DROP, Kind.COLLECT, Kind.FORGET, Kind.SPANS}
+"""Kinds of message that clients also send by themselves, such as a live cell of a notebook."""
 
 
 class LargeCalls:
@@ -150,6 +153,8 @@ class OperationDispatcher:
         self._max_in_flight = max_in_flight
         self.limits = UserLimits(max_in_flight, context.results, lambda: context.replies.in_flight)
         self._highest_id = 0  # the highest id that any client has used
+        self.begun = 0
+        """Operations that clients have begun, but for looks."""
         self._closed = False
         self._large_calls = LargeCalls(self._start, context.meshes.root)
         self.logs = LogCollector(context, log_spool)
@@ -241,6 +246,7 @@ class OperationDispatcher:
         started = time.perf_counter()
         if self._closed:
             return
+        self.begun += message.kind not in _LOOKS
         try:
             handler = handler or self._handlers.get(message.kind)
             if handler is None:

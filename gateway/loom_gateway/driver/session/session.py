@@ -30,6 +30,7 @@ from loom_gateway.driver.runs.output import current_processes
 from loom_gateway.driver.runs.restart_file import RestartFile
 from loom_gateway.driver.session.context import SessionContext
 from loom_gateway.driver.session.dispatcher import OperationDispatcher
+from loom_gateway.driver.session.replies import notice
 from loom_gateway.driver.weaver_link import DriverWeaverLink
 from loom_gateway.workers.sources import WorkerList
 
@@ -84,12 +85,18 @@ class DrivenSession:
         self._context.caller_is_gone = self._clients.caller_is_gone
         self._dispatcher = OperationDispatcher(self._context, lifetime, log_spool, max_in_flight, restart_file)
         lifetime.under_way = self._dispatcher.under_way
+        lifetime.operations = lambda: self._dispatcher.begun
+        lifetime.warn = self._warn_of_end
         replace_fault_hook(self._context.failures.report)
         enter(self._dispatcher.local_session)
         tie_native_procs(self._links.address, _note_native_procs)
         native_calls.ask_by(self._report_gone)
         spawn_weaver_mesh()
         asyncio.run_coroutine_threadsafe(self._start(), loop).result()
+
+    def _warn_of_end(self, seconds: float) -> None:
+        logger.warning("nothing happens in the session, which ends in %.0f s", seconds)
+        self._context.send(notice("session_idle", {"seconds": round(seconds, 1)}))
 
     def _worker_addresses(self) -> list[str]:
         return list((self._read_workers() or self._workers).addresses)

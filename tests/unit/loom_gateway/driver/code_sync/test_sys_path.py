@@ -13,6 +13,13 @@ from loom_gateway.driver.code_sync.cache import Hold
 from loom_gateway.driver.code_sync.sys_path import DriverPath, SyncedTree
 
 
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what is shown here from other tests, and from the programs that they start."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+
+
 def is_open(descriptor: int) -> bool:
     try:
         os.fstat(descriptor)
@@ -22,10 +29,7 @@ def is_open(descriptor: int) -> bool:
 
 
 @pytest.mark.guarantees("nothing lost", "A folder that is synced again and again takes one descriptor")
-def test_a_folder_that_is_synced_again_unchanged_takes_no_further_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+def test_a_folder_that_is_synced_again_unchanged_takes_no_further_descriptor(tmp_path: Path) -> None:
     descriptors = [os.open(tmp_path, os.O_RDONLY) for _ in range(3)]
     path, tree = DriverPath(), SyncedTree("project", "digest", ("",), (str(tmp_path),))
     for descriptor in descriptors:
