@@ -198,10 +198,11 @@ ASK_AFTER = 5.0  # seconds without a weaver after which a gateway is asked for i
 ASK_EVERY = 10.0  # seconds between two such questions, at least
 GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and close the connection
 STORED_WITHIN = 1.0  # seconds in which a weaver that answers goodbyes stores one
-LOST_LATELY = 10.0
+LOST_LATELY = 30.0
 """Seconds after a connection is lost in which a process that ends waits for the weaver to come back."""
-COMES_BACK_WITHIN = 5.0
-"""Seconds that it waits, at most: a weaver that was killed is there again in one or two."""
+COMES_BACK_WITHIN = 15.0
+"""Seconds that it waits, at most: a weaver that was killed is there again in one or two, with its gateway and on a
+busy machine in ten."""
 RETRY_AT_END = 0.1  # seconds between its attempts
 
 

@@ -32,13 +32,10 @@ def follow(seen: Tab, trained: Fitting) -> Page:
 
 
 def colour(page: Page, rank: int) -> str:
-    name: str = (
-        lines(page)
-        .filter(has_text=f"of rank {rank}")
-        .first.locator(".who")
-        .evaluate("one => getComputedStyle(one).color")
-    )
-    return name
+    who = lines(page).filter(has_text=f"of rank {rank}").first.locator(".who")
+    expect(who).to_have_css("color", re.compile("rgb"))  # while it is drawn anew, a line has none
+    name: str = who.evaluate("one => getComputedStyle(one).color")
+    return name or colour(page, rank)
 
 
 def test_a_session_is_shown_with_its_replicas(seen: Tab, trained: Fitting) -> None:
