@@ -131,6 +131,9 @@ VIEWING = {words(viewing)}
 MODULES = {words(modules())}
 """Modules of ``torch.nn`` that the workers compute, but for those that are written here."""
 
+OPTIMIZERS = {words(optimizers())}
+"""Optimizers of ``torch.optim`` that need no function of the loss, and no sparse gradients."""
+
 DYNAMIC = {words(dynamic)}
 """Functions whose layouts depend on elements."""
 
@@ -183,6 +186,13 @@ def modules() -> list[str]:
         and not name.startswith(OTHER_MODULES)
         and name not in {**PLAIN, **MADE}
     )
+
+
+def optimizers() -> list[str]:
+    """Return the optimizers whose steps the workers do."""
+    base = torch.optim.Optimizer
+    found = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, base)}
+    return sorted(found - {"LBFGS", "Optimizer", "SparseAdam"})
 
 
 def without_gradient(methods: Iterable[str]) -> list[str]:

@@ -101,13 +101,12 @@ class Recorder:
             self._places[ident] = ("made", len(self._made))
             self._made.add(ident)
         if not known.outs and inputs and known.function not in _OF_GRADIENTS:
-            base = inputs[0]._base
-            if base.id in self._made:
-                return
-            if self.dry or (mode and any(map(needs_grad, inputs))):
-                self.refuse("it changes a tensor from outside in place")
-            k = self._bases.get(id(base), -1)
-            self.changed.append((k, None if k >= 0 else base))
+            targets = inputs if known.function == ".step" else inputs[:1]
+            for base in [each._base for each in targets if each._base.id not in self._made]:
+                if self.dry or (mode and any(map(needs_grad, inputs))):
+                    self.refuse("it changes a tensor from outside in place")
+                k = self._bases.get(id(base), -1)
+                self.changed.append((k, None if k >= 0 else base))
 
     def place(self, tensor: Tensor) -> tuple[str, int]:
         """Return where a tensor comes from: an argument, the outside, or a command, and which one."""

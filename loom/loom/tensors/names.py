@@ -227,13 +227,20 @@ unflatten unsqueeze view_as_complex view_as_real vsplit
 """Functions whose result has the memory of their first tensor."""
 
 MODULES = _set("""
-AdaptiveLogSoftmaxWithLoss AlphaDropout Bilinear ChannelShuffle EmbeddingBag FeatureAlphaDropout FractionalMaxPool2d
-FractionalMaxPool3d GRU GRUCell GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LSTM LSTMCell
-LinearCrossEntropyLoss MaxUnpool1d MaxUnpool2d MaxUnpool3d MultiheadAttention PReLU RMSNorm RNN RNNCell RReLU
-Softmax2d Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
-TripletMarginWithDistanceLoss Unflatten UpsamplingBilinear2d UpsamplingNearest2d
+AdaptiveLogSoftmaxWithLoss AlphaDropout Bilinear ChannelShuffle CircularPad1d CircularPad2d CircularPad3d
+ConstantPad1d ConstantPad2d ConstantPad3d EmbeddingBag FeatureAlphaDropout FractionalMaxPool2d FractionalMaxPool3d
+GRU GRUCell GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LSTM LSTMCell LinearCrossEntropyLoss MaxUnpool1d
+MaxUnpool2d MaxUnpool3d MultiheadAttention PReLU RMSNorm RNN RNNCell RReLU ReflectionPad1d ReflectionPad2d
+ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d Softmax2d Transformer TransformerDecoder
+TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginWithDistanceLoss Unflatten
+UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
 """)
 """Modules of ``torch.nn`` that the workers compute, but for those that are written here."""
+
+OPTIMIZERS = _set("""
+ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD
+""")
+"""Optimizers of ``torch.optim`` that need no function of the loss, and no sparse gradients."""
 
 DYNAMIC = _set("""
 Tensor.argwhere Tensor.bincount Tensor.masked_select Tensor.nonzero Tensor.repeat_interleave Tensor.tensor_split

@@ -1,43 +1,61 @@
-"""Optimizers, with torch's names, arguments and arithmetic. A step queues operations and waits for nothing."""
+"""Optimizers: torch's own, which the workers run. A step is one command for each group, and waits for nothing.
+
+An optimizer with other arguments than those before waits twice: for torch's defaults, and at its first step for the
+names of its state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
+from weakref import ref
 
 from loom.errors import NotSupported
 from loom.tensors import lr_scheduler as lr_scheduler
+from loom.tensors.call import Waiting, changed, sent
 from loom.tensors.grad_modes import enable_grad, no_grad
-from loom.tensors.tensor import Tensor
+from loom.tensors.layouts import is_dense
+from loom.tensors.names import OPTIMIZERS
+from loom.tensors.sending.encoding import Form, Numbered, S, T, hashable
+from loom.tensors.tensor import Tensor, Value
 
 
 class Optimizer:
-    """Changes parameters in place by their gradients.
+    """Changes parameters in place by their gradients, as the optimizer of its name under ``torch.optim``.
 
     Args:
         params: tensors; or groups, each a dictionary with ``params`` and arguments of its own.
-        defaults: the arguments of groups that have none of their own.
+        args, options: torch's.
 
     Raises:
         TypeError: the parameters are one tensor.
-        ValueError: there are no parameters, one is no leaf or is there twice, or an argument is out of range.
-        NotSupported: a step is to be differentiated, or a learning rate is a tensor.
+        ValueError: there are no parameters, or one is no leaf or is there twice.
+        NotSupported: a step is to be differentiated, or an argument is a tensor.
+        OperationFailed: torch refuses the arguments.
     """
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Iterable[Any], *args: Any, **options: Any) -> None:
         if isinstance(params, Tensor):
             raise TypeError("params argument given to the optimizer should be an iterable of Tensors or dicts")
-        _check(defaults)
         given = list(params)
-        if not given:
-            raise ValueError("optimizer got an empty parameter list")
-        groups = given if isinstance(given[0], dict) else [{"params": given}]
-        self.defaults = defaults
+        groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+        named = tuple([(name, _argument(name, each)) for name, each in options.items()])
+        self._recipe = type(self).__name__, tuple([_argument("an argument", each) for each in args]), named
+        self.defaults: dict[str, Any] = {}
+        """The arguments of groups that have none of their own."""
         self.param_groups: list[dict[str, Any]] = []
         """The parameters, and the arguments with which they are changed, such as ``lr``."""
         self.state: dict[Tensor, dict[str, Any]] = {}
+        self._forms: dict[Any, Numbered] = {}
+        """The commands of steps, by the arguments of their group and the state of its parameters."""
         for group in groups:
             self.add_param_group(group)
+        if not self._params():
+            raise ValueError("optimizer got an empty parameter list")
+        dims = tuple(sorted({each.dim() for each in self._params()}))
+        self.defaults = dict(_asked(self._params()[0]._home, ".defaults", self._recipe, dims))
+        self.param_groups = [{**self.defaults, **group} for group in self.param_groups]
 
     def add_param_group(self, group: dict[str, Any]) -> None:
         """Change more parameters, perhaps with other arguments."""
@@ -51,16 +69,16 @@ class Optimizer:
                 raise ValueError("can't optimize a non-leaf Tensor")
             if each in known:
                 raise ValueError("some parameters appear in more than one parameter group")
-        self.param_groups.append({**self.defaults, **group, "params": listed})
+        own = {name: _argument(name, each) for name, each in group.items() if name != "params"}
+        self.param_groups.append({**self.defaults, **own, "params": listed})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or set them to zero."""
-        for group in self.param_groups:
-            for each in group["params"]:
-                if set_to_none:
-                    each.grad = None
-                elif each.grad is not None:
-                    each.grad = each.grad.detach().mul(0)
+        for each in self._params():
+            if set_to_none:
+                each.grad = None
+            elif each.grad is not None:
+                each.grad = each.grad.detach().mul(0)
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Change the parameters.
@@ -74,16 +92,22 @@ class Optimizer:
                 loss = closure()
         with no_grad():
             for group in self.param_groups:
-                for each in group["params"]:
-                    if each.grad is not None:
-                        self._change(each, each.grad, self.state.setdefault(each, {}), group)
+                options = tuple([(name, each) for name, each in group.items() if name not in ("params", "lr")])
+                ready = [(each, grad) for each in group["params"] if (grad := each.grad) is not None]
+                known = [each for each in ready if each[0] in self.state]
+                if known:
+                    self._step(known, options, group["lr"])
+                for param, grad in ready:
+                    if param not in self.state:
+                        self._first_step(param, grad, options, group["lr"])
         return loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later optimizer needs to go on, in torch's form: parameters are numbered."""
         numbers = {each: number for number, each in enumerate(self._params())}
         groups = [{**group, "params": [numbers[each] for each in group["params"]]} for group in self.param_groups]
-        return {"state": {numbers[each]: dict(state) for each, state in self.state.items()}, "param_groups": groups}
+        state = {numbers[each]: dict(state) for each, state in self.state.items() if state}
+        return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned.
@@ -104,174 +128,68 @@ class Optimizer:
     def _params(self) -> list[Tensor]:
         return [each for group in self.param_groups for each in group["params"]]
 
-    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def _first_step(self, param: Tensor, grad: Tensor, options: Any, lr: float) -> None:
+        """Queue a step of a parameter that has no state yet."""
+        home, meta = param._home, param.meta
+        parts = _asked(home, ".state_parts", self._recipe, options, param.dim())
+        metas = [meta if like and is_dense(meta.shape, meta.strides) else None for _, like in parts]
+        args = (T(0), T(1), self._recipe, options, S(0))
+        form = Form(".first_step", args, tensors=2, numbers=1, outs=len(parts), learns=None in metas)
+        sizes = [meta.nbytes if like else 0 for _, like in parts]
+        ident = home._queue(home._form(form, (type(lr),)), (param, grad), (lr,), sizes)
+        made = [Tensor(home, Value(home._pending, ident + place), each) for place, each in enumerate(metas)]
+        if form.learns:
+            home._waiting[ident] = Waiting(None, list(map(ref, made)))
+        self.state[param] = {name: each for (name, _), each in zip(parts, made, strict=True)}
+        changed(param, "step", ())
+
+    def _step(self, ready: Sequence[tuple[Tensor, Tensor]], options: Any, lr: float) -> None:
+        """Queue a step of parameters with their gradients, whose state is known."""
+        params, grads = zip(*ready, strict=True)
+        states = [
+            {name: each for name, each in self.state[param].items() if isinstance(each, Tensor)} for param in params
+        ]
+        parts = [each for state in states for each in state.values()]
+        home, tensors = params[0]._home, [*params, *grads, *parts]
+        key = type(lr), hashable(options), *map(tuple, states)
+        form = self._forms.get(key)
+        if form is None:
+            places = map(T, count())
+            holes = [[next(places) for _ in each] for each in (params, grads)]
+            named = [[(name, next(places)) for name in state] for state in states]
+            args = (*holes, self._recipe, options, S(0), named)
+            whole = Form(".step", args, tensors=len(tensors), numbers=1, outs=0)
+            form = self._forms[key] = home._form(whole, (type(lr),))
+        home._queue(form, tensors, (lr,))
+        for each in (*params, *parts):
+            changed(each, "step", ())
 
 
-_RANGES = {"lr": "learning rate", "eps": "epsilon value", "momentum": "momentum value",
-           "weight_decay": "weight_decay value", "alpha": "alpha value"}  # fmt: skip
-
-
-def _check(defaults: dict[str, Any]) -> None:
-    for key, name in _RANGES.items():
-        value = defaults.get(key, 0)
-        if isinstance(value, Tensor):
-            raise NotSupported(f"{key} is a number of Python on lazy tensors: a step reads no tensor")
-        if value < 0:
-            raise ValueError(f"Invalid {name}: {value}")
-    for place, beta in enumerate(defaults.get("betas", ())):
-        if isinstance(beta, Tensor):
-            raise NotSupported("betas are numbers of Python on lazy tensors: a step reads no tensor")
-        if not 0 <= beta < 1:
-            raise ValueError(f"Invalid beta parameter at index {place}: {beta}")
-    if defaults.pop("differentiable", False):
+def _argument(name: str, value: Any) -> Any:
+    """Return an argument as it travels."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    if any(isinstance(each, Tensor) for each in parts):
+        raise NotSupported(f"{name} is a number of Python on lazy tensors: a step reads no tensor")
+    if name == "differentiable" and value:
         raise NotSupported("a step is no part of a graph here: differentiable=False")
-    for key in ("foreach", "fused", "capturable"):  # how torch computes a step
-        defaults.pop(key, None)
+    return sent(value)
 
 
-def _directed(grad: Tensor, param: Tensor, group: dict[str, Any], decay: bool = True) -> Tensor:
-    """Return a gradient to go down by: its negative to go up, and with the decay of the weights if that is part."""
-    if group["maximize"]:
-        grad = grad.neg()
-    return grad.add(param, alpha=group["weight_decay"]) if decay and group["weight_decay"] else grad
+def _asked(home: Any, function: str, *args: Any) -> Any:
+    """Return what the workers say, who are asked once."""
+    key = (function, hashable(args))
+    if key not in home._known:
+        home._known[key] = home._asked(Form(function, args), ())
+    return home._known[key]
 
 
-class SGD(Optimizer):
-    """Stochastic gradient descent, as `torch.optim.SGD`."""
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        *,
-        maximize: bool = False,
-        **how: Any,
-    ) -> None:
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
-        super().__init__(
-            params,
-            {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-             "nesterov": nesterov, "maximize": maximize, **how},
-        )  # fmt: skip
-
-    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        grad = _directed(grad, param, group)
-        momentum = group["momentum"]
-        if momentum:
-            buffer = state.get("momentum_buffer")
-            if buffer is None:
-                buffer = state["momentum_buffer"] = grad.clone()
-            else:
-                buffer.mul_(momentum).add_(grad, alpha=1 - group["dampening"])
-            grad = grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer
-        param.add_(grad, alpha=-group["lr"])
+def __getattr__(name: str) -> type[Optimizer]:
+    if name not in OPTIMIZERS:
+        raise AttributeError(f"there is no optimizer {name!r} here; there are {', '.join(sorted(OPTIMIZERS))}")
+    made = type(name, (Optimizer,), {"__doc__": f"See ``torch.optim.{name}``."})
+    found: type[Optimizer] = globals().setdefault(name, made)
+    return found
 
 
-class Adam(Optimizer):
-    """Adam, as `torch.optim.Adam`: its weight decay is part of the gradient."""
-
-    decoupled = False
-    """True if the weights decay beside the gradient."""
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        **how: Any,
-    ) -> None:
-        super().__init__(
-            params,
-            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
-             "maximize": maximize, **how},
-        )  # fmt: skip
-
-    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
-        if not state:
-            state.update(step=0, exp_avg=param.detach().mul(0), exp_avg_sq=param.detach().mul(0))
-            if group["amsgrad"]:
-                state["max_exp_avg_sq"] = param.detach().mul(0)
-        state["step"] = step = int(state["step"]) + 1
-        if decay and self.decoupled:
-            param.mul_(1 - lr * decay)
-        grad = _directed(grad, param, group, not self.decoupled)
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.lerp_(grad, 1 - beta1)
-        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        if group["amsgrad"]:
-            square = state["max_exp_avg_sq"].copy_(state["max_exp_avg_sq"].maximum(square))
-        scale = (1 - beta2**step) ** 0.5
-        param.addcdiv_(mean, square.sqrt().div_(scale).add_(group["eps"]), value=-lr / (1 - beta1**step))
-
-
-class AdamW(Adam):
-    """Adam whose weights decay beside the gradient, as `torch.optim.AdamW`."""
-
-    decoupled = True
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        **how: Any,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **how)
-
-
-class RMSprop(Optimizer):
-    """RMSprop, as `torch.optim.RMSprop`: steps are divided by the root of a mean of squared gradients."""
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-2,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-        *,
-        maximize: bool = False,
-        **how: Any,
-    ) -> None:
-        super().__init__(
-            params,
-            {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
-             "centered": centered, "maximize": maximize, **how},
-        )  # fmt: skip
-
-    def _change(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        grad = _directed(grad, param, group)
-        if not state:
-            state.update(step=0, square_avg=param.detach().mul(0))
-            if group["momentum"]:
-                state["momentum_buffer"] = param.detach().mul(0)
-            if group["centered"]:
-                state["grad_avg"] = param.detach().mul(0)
-        state["step"] = int(state["step"]) + 1
-        square = state["square_avg"].mul_(group["alpha"]).addcmul_(grad, grad, value=1 - group["alpha"])
-        if group["centered"]:
-            mean = state["grad_avg"].lerp_(grad, 1 - group["alpha"])
-            square = square.addcmul(mean, mean, value=-1)
-        root = square.sqrt().add_(group["eps"])
-        if group["momentum"]:
-            buffer = state["momentum_buffer"].mul_(group["momentum"]).addcdiv_(grad, root)
-            param.add_(buffer, alpha=-group["lr"])
-        else:
-            param.addcdiv_(grad, root, value=-group["lr"])
+def __dir__() -> list[str]:
+    return [*OPTIMIZERS, "Optimizer", "lr_scheduler"]

@@ -325,21 +325,6 @@ class _Function(Module):
         return function(*given, *self._args, **named, **{**self._kwargs, **self._buffers})  # type: ignore[no-any-return]
 
 
-class _Padding(Module):
-    """Makes a tensor larger at its borders."""
-
-    dimensions: int
-    mode: str
-
-    def __init__(self, padding: int | Sequence[int], value: float | None = None) -> None:
-        super().__init__()
-        self.padding = (padding,) * (2 * self.dimensions) if isinstance(padding, int) else tuple(padding)
-        self.value = value
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input._home.pad(input, self.padding, self.mode, self.value)  # type: ignore[no-any-return]
-
-
 class Identity(Module):
     """Gives what it takes."""
 
@@ -377,11 +362,6 @@ PLAIN: dict[str, type] = {
 } | {name: type(name, (_Function,), {"name": function}) for name, function in FUNCTIONS.items()}
 for _name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d"):
     PLAIN[_name] = type(_name, (_Dropping,), {"function": _name.lower(), "__doc__": _Dropping.__doc__})
-for _dimensions in (1, 2, 3):
-    for _prefix, _mode in (("Constant", "constant"), ("Zero", "constant"), ("Reflection", "reflect"),
-                           ("Replication", "replicate"), ("Circular", "circular")):  # fmt: skip
-        _name = f"{_prefix}Pad{_dimensions}d"
-        PLAIN[_name] = type(_name, (_Padding,), {"dimensions": _dimensions, "mode": _mode})
 """Modules without parameters of their own, and what modules are made with."""
 
 MADE: dict[str, type] = {each.__name__: each for each in (Embedding, LayerNorm, Linear)}

@@ -20,8 +20,8 @@ from loom.tensors.sending.encoding import Failure
 from loom.tensors.worker import summaries
 from loom.tensors.worker.layouts import layout
 
-MOST_MODULES = 256
-"""Modules without elements that a worker keeps."""
+MOST_MADE = 256
+"""Modules without elements, and optimizers without parameters, that a worker keeps."""
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -80,14 +80,23 @@ def forward(
 
 def _skeleton(values: Any, recipe: tuple[Any, ...]) -> torch.nn.Module:
     """Return a module without elements. While it computes it has the elements of one call."""
-    key = repr(recipe)  # which tells apart what is equal and not the same: 1 and True
-    if key not in values.modules:
-        if len(values.modules) >= MOST_MODULES:
-            values.modules.clear()
+
+    def made() -> torch.nn.Module:
         with torch.device("meta"):
-            values.modules[key] = _built(recipe)
-    found: torch.nn.Module = values.modules[key]
+            return _built(recipe)
+
+    found: torch.nn.Module = _once(values, recipe, made)
     return found
+
+
+def _once(values: Any, recipe: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Return what a recipe makes, which is made once."""
+    key = repr(recipe)  # which tells apart what is equal and not the same: 1 and True
+    if key not in values.made:
+        if len(values.made) >= MOST_MADE:
+            values.made.clear()
+        values.made[key] = make()
+    return values.made[key]
 
 
 def _built(recipe: Any) -> torch.nn.Module:
@@ -334,6 +343,96 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data
 
 
+# Optimizers
+
+
+def defaults(values: Any, recipe: tuple[Any, ...], dims: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of an optimizer: a recipe is its class, and arguments without and with names.
+
+    Args:
+        dims: how many dimensions its parameters have.
+    """
+    found: dict[str, Any] = _optimizer([_one(each) for each in dims], recipe).defaults
+    return found
+
+
+def state_parts(values: Any, recipe: tuple[Any, ...], options: Any, dim: int) -> list[tuple[str, bool]]:
+    """Return the names of the tensors that an optimizer keeps of a parameter, and whether they are laid out so.
+
+    Args:
+        dim: how many dimensions the parameter has.
+    """
+    param = _one(dim)
+    optimizer = _optimizer([param], recipe)
+    _do_step(optimizer, [param], [_one(dim)], options, 0.5)
+    state = optimizer.state[param].items()
+    return [(name, each.shape == param.shape) for name, each in state if isinstance(each, torch.Tensor)]
+
+
+def first_step(
+    values: Any, param: torch.Tensor, grad: torch.Tensor, recipe: tuple[Any, ...], options: Any, lr: float
+) -> Any:
+    """Change a parameter as an optimizer of torch does; return the tensors that it keeps of it."""
+    optimizer = _optimizer([param], recipe)
+    _do_step(optimizer, [param], [grad], options, lr)
+    state = [each for each in optimizer.state[param].values() if isinstance(each, torch.Tensor)]
+    return state[0] if len(state) == 1 else state
+
+
+def step(
+    values: Any,
+    params: Sequence[Any],
+    grads: Sequence[Any],
+    recipe: tuple[Any, ...],
+    options: Any,
+    lr: float,
+    states: Sequence[Sequence[tuple[str, Any]]],
+) -> None:
+    """Change parameters and their states as an optimizer of torch does, but for those that have failed.
+
+    Raises:
+        RuntimeError: some have failed: ``loom_spoiled`` has why, by their places.
+    """
+    optimizer = _once(values, recipe, lambda: _optimizer([_one(2)], recipe))
+    good, failed = [], {}
+    for place, (param, grad, state) in enumerate(zip(params, grads, map(dict, states), strict=True)):
+        found = [each for each in (param, grad, *state.values()) if isinstance(each, Failure)]
+        if found:
+            failed[place] = found[0]
+        else:
+            good.append((param, grad, state))
+    optimizer.state.update((param, dict(state)) for param, _, state in good)
+    try:
+        _do_step(optimizer, [param for param, _, _ in good], [grad for _, grad, _ in good], options, lr)
+        for param, _, state in good:
+            for name, own in state.items():
+                if (found := optimizer.state[param][name]) is not own:
+                    own.copy_(found)
+    finally:  # it keeps no tensors
+        optimizer.param_groups[0]["params"] = []
+        optimizer.state.clear()
+    if failed:
+        error = RuntimeError("a gradient has failed")
+        error.loom_spoiled = failed  # type: ignore[attr-defined]
+        raise error
+
+
+def _one(dim: int) -> torch.Tensor:
+    return torch.zeros((2,) * dim)
+
+
+def _optimizer(params: list[Any], recipe: tuple[Any, ...]) -> Any:
+    kind, args, kwargs = recipe
+    return getattr(torch.optim, kind)(params, *args, **dict(kwargs))
+
+
+def _do_step(optimizer: Any, params: list[Any], grads: list[Any], options: Any, lr: float) -> None:
+    optimizer.param_groups[0].update(options, lr=lr, params=params)
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+    optimizer.step()
+
+
 # Parts
 
 
@@ -398,8 +497,9 @@ def threads(number: int) -> None:
 _OF_WORKER: dict[str, Callable[..., Any]] = {
     f".{each.__name__}": each
     for each in (
-        backward, data, described, forget, forward, grads, keep, kept, made, made_spread, module, requires_grad,
-        reset, rows, seed, set_grad, spread, unhook, summaries.unwatch, summaries.watch, summaries.watch_clear,
+        backward, data, defaults, described, first_step, forget, forward, grads, keep, kept, made, made_spread,
+        module, requires_grad, reset, rows, seed, set_grad, spread, state_parts, step, unhook,
+        summaries.unwatch, summaries.watch, summaries.watch_clear,
     )
 }  # fmt: skip
 _OWN: dict[str, Callable[..., Any]] = {

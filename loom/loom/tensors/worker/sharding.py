@@ -209,6 +209,8 @@ class Sharding:
         """Return a call that does the same also with tensors that are spread."""
         if form.function in _AS_THEY_ARE:
             return self._alias(call) if form.function in ("detach", ".data_of") else call
+        if form.function in (".first_step", ".step"):
+            return self._step(call, len(form.args[0]) if form.function == ".step" else 1)
         changes = not form.outs and form.tensors > 0 and form.function not in _NO_CHANGES
         run = self._change if changes else self._compute
         view = (form.function in VIEWING and base(form.function) not in COPYING) or form.function == ".getitem"
@@ -255,6 +257,18 @@ class Sharding:
             return result
 
         return aliased
+
+    def _step(self, call: Call, many: int) -> Call:
+        """Return a step of an optimizer, after which the views of its parameters have their elements."""
+
+        def step(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            result = call(tensors, numbers)
+            for each in tensors[:many]:
+                if isinstance(each, DTensor):
+                    self._refresh(each)
+            return result
+
+        return step
 
     def _compute(self, form: Form, call: Call, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         """Return what a call gives: with parts if `DTensor` can, else with whole tensors."""

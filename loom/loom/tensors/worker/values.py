@@ -39,7 +39,7 @@ class PreparedCall(NamedTuple):
     varying: int
     """Numbers that come along."""
     outs: int
-    changes: tuple[int, ...]
+    changes: Sequence[int]
     """The places of the tensors that it changes."""
     learns: bool
 
@@ -71,8 +71,8 @@ class Values:
         """The data of the batch that runs, in the order in which its commands take it."""
         self.grad_mode = True
         """True if commands build a graph, until one says otherwise."""
-        self.modules: dict[str, Any] = {}
-        """The modules without elements that were called: see `loom.tensors.worker.functions`."""
+        self.made: dict[str, Any] = {}
+        """Modules without elements, and optimizers without parameters: see `loom.tensors.worker.functions`."""
         self.handles: dict[Any, Any] = {}
         """The hooks of tensors, by their number, or by the name under which a tensor is watched."""
         self._told: list[tuple[int, list[Any]]] = []
@@ -115,8 +115,9 @@ class Values:
                     if failure.batch in (batch, -1) and failure.place in (place, -1):
                         failures.append(failure)
                     self.tensors.update(dict.fromkeys(range(now, now + outs), failure))
-                    for k in changes:
-                        self._spoil(idents[k], failure)
+                    spoiled = getattr(error, "loom_spoiled", dict.fromkeys(changes, failure))
+                    for k, why in spoiled.items():
+                        self._spoil(idents[k], why)
                 if learns:
                     self._tell(now, outs)
                 now += outs
@@ -235,7 +236,9 @@ class Values:
             known = decoder.forms[form]
             ids = tuple(rest[: known.tensors])
             fixed = list(rest[known.tensors]) if len(rest) > known.tensors else None
-            changes = known.args[2] if known.function == ".body" else (0,) if not known.outs and ids else ()
+            changes: Sequence[int] = (0,) if ids and (not known.outs or known.function == ".first_step") else ()
+            if known.function in (".body", ".step"):
+                changes = known.args[2] if known.function == ".body" else range(len(known.args[0]))
             if known.function in functions.CHANGING_NOTHING:
                 changes = ()
             call = self._calls[form]
@@ -321,6 +324,7 @@ class Values:
                     result = call(values, fixed)
                 except Exception as error:
                     error.loom_operation = _named(inner, values, error)  # type: ignore[attr-defined]
+                    error.__dict__.pop("loom_spoiled", None)
                     raise
                 if inner.outs == 1:
                     local.append(result)

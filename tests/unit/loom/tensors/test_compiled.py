@@ -68,7 +68,7 @@ def test_a_step_is_the_same(own: Tensors, name: str, caplog: pytest.LogCaptureFi
     }[name]
     with caplog.at_level(logging.WARNING, "loom"):
         assert trained(own, True, make) == trained(own, False, make)
-    assert bool(caplog.records) == (name == "AdamW")  # whose numbers are others each time
+    assert not caplog.records
 
 
 def test_it_is_one_command(own: Tensors) -> None:

@@ -146,6 +146,16 @@ def test_memory_is_known_by_line_and_limited() -> None:
     assert view.sum().item() == 0
 
 
+def test_the_state_of_an_optimizer_is_memory() -> None:
+    lt = near_tensors()
+    w = lt.zeros(1000, requires_grad=True)
+    optimizer = lt.optim.Adam([w])
+    w.sum().backward()
+    optimizer.step()
+    assert next(iter(lt.memory().values())) == 2 * 4000
+    assert optimizer.state[w]["exp_avg"].shape == (1000,)
+
+
 def test_what_is_queued_behind_handles_that_died_is_sent_by_itself() -> None:
     lt = near_tensors()
     x = lt.ones(2)
