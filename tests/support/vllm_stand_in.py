@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class StandInServer:
     breaks: str = ""
     """The path whose next request is answered with an error of the server."""
     calls: list[str] = field(default_factory=list)
+    log: Path | None = None
+    """The file for the time and the path of each call."""
     ports: list[int] = field(default_factory=list)
     """The client's port of each call."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +75,11 @@ class StandInServer:
     device: str = "cpu"
     receivers: list[Any] = field(default_factory=list)
     """Workers that take tensors, each a `GlooWorker`."""
+    sleeps: bool = False
+    """Whether it was started so that it can sleep."""
+    asleep: bool = False
+    drowsy: bool = False
+    """Whether it says that it sleeps, or is awake, when it is not."""
     updating: bool = False
     leaves: bool = False
     """Whether a worker leaves the trainer's group instead of receiving."""
@@ -84,6 +92,9 @@ class StandInServer:
         async def guard(request: Request, call_next: Any) -> Response:
             path = request.url.path
             self.calls.append(path)
+            if self.log is not None:
+                with self.log.open("a") as file:
+                    file.write(f"{time.time()} {path}\n")
             self.ports.append(request.client.port if request.client else 0)
             if path in self.drops:
                 return JSONResponse({"detail": "Not Found"}, 404)
@@ -127,6 +138,7 @@ class StandInServer:
     async def _generate(self, asked: Mapping[str, Any]) -> Any:
         while self.paused:  # noqa: ASYNC110 - tests change it from their thread
             await asyncio.sleep(0.005)
+        assert not self.asleep, "it draws tokens in its sleep"
         self.running += 1
         self.begun.set()
         await self.hold.wait()
@@ -152,7 +164,11 @@ class StandInServer:
     def _add_development(self, app: FastAPI) -> None:
         @app.get("/server_info")
         async def server_info() -> Any:
-            config = {"model": self.model, "logprobs_mode": self.logprobs_mode}
+            config = {
+                "model": self.model,
+                "logprobs_mode": self.logprobs_mode,
+                "enable_sleep_mode": self.sleeps,
+            }
             places = {
                 "device_config": {"device": self.device},
                 "weight_transfer_config": self.backend and {"backend": self.backend},
@@ -182,12 +198,14 @@ class StandInServer:
         async def collective_rpc(request: Request) -> Any:
             path = Path((await request.json())["kwargs"]["weights_path"])
             assert self.paused, "weights change while tokens are drawn"
+            assert not self.asleep, "weights change in memory that is not there"
             self.weights = -1000
             await asyncio.sleep(self.seconds)
             self.weights = json.loads((path / "config.json").read_text())["_loom"]["step"]
             return {"results": [None] * (self.workers - self.silent_workers)}
 
         self._add_transfer(app)
+        self._add_sleep(app)
 
         @app.post("/update_weight_version")
         async def update_weight_version(request: Request) -> Any:
@@ -205,6 +223,23 @@ class StandInServer:
         @app.get("/get_world_size")
         async def get_world_size() -> Any:
             return {"world_size": self.workers}
+
+    def _add_sleep(self, app: FastAPI) -> None:
+        @app.post("/sleep")
+        async def sleep(level: int = 1) -> Any:
+            assert self.paused, "it sleeps while tokens are drawn"
+            assert level == 2
+            self.asleep, self.weights = True, -1000
+            return {"status": "sleeping"}
+
+        @app.get("/is_sleeping")
+        async def is_sleeping() -> Any:
+            return {"is_sleeping": self.asleep and not self.drowsy}
+
+        @app.post("/wake_up")
+        async def wake_up() -> Any:
+            self.asleep = self.paused = False
+            return {"status": "sleeping" if self.drowsy else "awake"}
 
     def _add_transfer(self, app: FastAPI) -> None:
         """Add the routes by which workers take tensors. An update that fails leaves layers half loaded."""
@@ -321,6 +356,9 @@ def _main() -> None:
         logprobs_mode=options["--logprobs-mode"],
         scale_out="--enable-scale-out" in arguments,
         development=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
+        device=os.environ.get("STAND_IN_DEVICE", "cpu"),
+        sleeps="--enable-sleep-mode" in arguments,
+        log=Path(os.environ["STAND_IN_CALLS"]) if "STAND_IN_CALLS" in os.environ else None,
         seconds=float(os.environ.get("STAND_IN_SECONDS", 0)),
         tokens=int(os.environ.get("STAND_IN_TOKENS", 26)),
         first=0 if "STAND_IN_TOKENS" in os.environ else 65,

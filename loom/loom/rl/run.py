@@ -145,6 +145,7 @@ class OrchestratorRun:
             temperature=spec.temperature,
             keep=options.async_level + (1 if self._weights is Weights.TRANSFER else 3),
             lines=self._spec.lines,
+            colocated=spec.colocated,
         )
         session = process_home()
         first = self._first_step()
@@ -170,8 +171,10 @@ class OrchestratorRun:
                 self._register(threadlet)
                 if first < self._spec.steps:
                     self._judge.start()
-                    pool.resize(options.generators)
+                    if not spec.colocated:  # they start while the trainers do
+                        pool.resize(options.generators)
                     self._barrier.ckpt_step = training.await_weights(self._barrier.target(first))
+                    pool.resize(options.generators)
                     pool.await_all()
                 for step in range(first, self._spec.steps):
                     with threadlet.step(step, max_step=self._spec.steps) as block:
@@ -237,6 +240,7 @@ class OrchestratorRun:
             self._spec.check_inflight(value)
         wanted = replace(self._wanted, **{name: value})
         wanted.check()
+        self._spec.check_turns(wanted)
         self._wanted = wanted
         self._changes.append(change := Deferred())
         return change
@@ -271,11 +275,14 @@ class OrchestratorRun:
             ckpt_step, level = self._barrier.ckpt_step, self._barrier.async_level
             line = f"progress.step={step}, ckpt_step={ckpt_step}, async_level={level}"
             print(fit_line(line), flush=True)  # noqa: T201 - a log line, as those of `loom.tracing`
-        if self._barrier.hit(step):
+        if self._barrier.hit(step) or self._pool.asleep:
             self._update_weights(step)
         every = self._spec.evaluate_every
         evaluation = self._evaluate() if every and step % every == 0 else None
         answers, judged, rollouts, dropped = self._generate(step)
+        if self._spec.generators.colocated:
+            with _timed(self._seconds, "sleep"):
+                self._pool.sleep()  # before the trainers have something to do
         with _timed(self._seconds, "write_batch"):
             self._store.write(split(rollouts, step, self._training.ranks(), self._options.split))
             self._training.rollouts_written()
@@ -335,6 +342,9 @@ class OrchestratorRun:
             found = self._training.await_weights(target)
         wait_ms = 1000 * self._seconds["wait_for_policy"]
         tracing.event("ckpt.wait.done", target_step=target, wait_ms=wait_ms)
+        if self._pool.asleep:
+            with _timed(self._seconds, "wake"):
+                self._pool.wake()
         with _timed(self._seconds, "broadcast_weights"):
             loaded = self._orders.load(self._pool.living, found)
         self._barrier.ckpt_step = loaded.step

@@ -61,6 +61,8 @@ class Generators:
     """The folder of a Hugging Face causal model, which every host reaches, or its name on the hub."""
     gpus: int = 0
     """GPUs of each generator, its own; 0 for those that its process sees."""
+    colocated: bool = False
+    """True if generators and trainers use the same GPUs in turns: vLLM's servers sleep while the trainers train."""
 
     def __post_init__(self) -> None:
         try:
@@ -195,6 +197,8 @@ class TrainerRun:
     """Weights that are kept at a time."""
     lines: bool
     """True if events are also printed, as log lines."""
+    colocated: bool = False
+    """True if generators use the trainers' GPUs when these do not train."""
 
 
 @dataclass(frozen=True)
@@ -341,6 +345,7 @@ class RunSpec:
             if getattr(self, name) < least:
                 raise WrongArguments(f"{name} is {getattr(self, name)}: it has to be {least} at least")
         self._check_weights()
+        self.check_turns(self.options)
         if WeightsVia(self.weights_via) is not WeightsVia.LANE and not self.generators.kind.has_http:
             raise WrongArguments(
                 f"weights_via={WeightsVia(self.weights_via).value!r} needs a generator with an HTTP server, and "
@@ -367,6 +372,25 @@ class RunSpec:
             raise WrongArguments(
                 "weights='transfer' goes to GPUs by NCCL, which trainers without GPUs have not: "
                 "Trainers(gpus=True), or weights='files'"
+            )
+
+    def check_turns(self, options: Options) -> None:
+        """Raise `WrongArguments` if generators on the trainers' GPUs could not take turns with these."""
+        generators = self.generators
+        if not generators.colocated:
+            return
+        wrong = {
+            "engine": generators.kind is not EngineKind.VLLM,
+            "gpus": not (self.trainers.gpus and generators.gpus),
+            "async_level": options.async_level > 0,
+            "inflight": options.inflight > options.batch,
+            "weights": Weights(self.weights) is not Weights.FILES,
+        }
+        if found := next(filter(wrong.get, wrong), None):
+            raise WrongArguments(
+                f"colocated generators take turns with trainers on their GPUs, and {found} does not allow that: "
+                "they need engine='vllm', gpus from 1, Trainers(gpus=True), async_level=0, weights='files', and an "
+                "inflight within batch"
             )
 
     @property

@@ -386,6 +386,10 @@ class Trainer(TrainerActor):
         from loom.rl.generation import tensor_files
 
         run, members = self._run, self._spec.members
+        if run.colocated:
+            import torch
+
+            torch.cuda.empty_cache()  # generators are next on this GPU
         with self._clock.measured("write_checkpoint") as began:
             final: Final = tensor_files.unchanged
             weights = model.state_dict()

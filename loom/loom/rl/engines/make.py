@@ -48,7 +48,8 @@ def make_engine(settings: EngineSettings, options: Mapping[str, Any]) -> Inferen
         WrongArguments: a setting is missing, or none of this engine.
         MissingDependency: the engine is not installed.
     """
-    devices = own_gpus(settings.slot, settings.gpus) if settings.gpus else []
+    shared = bool(options.get("colocated"))
+    devices = gpus_of(settings.slot, settings.gpus, shared) if settings.gpus else []
     if settings.kind is EngineKind.VLLM:
         from loom.rl.engines.vllm import VllmEngine, VllmOptions
 
@@ -120,8 +121,13 @@ def _tokenizer_of(settings: EngineSettings) -> Tokenizer:
     return tokenizer_of(_model_of(settings))
 
 
-def own_gpus(slot: int, count: int) -> Sequence[str]:
+def gpus_of(slot: int, count: int, shared: bool = False) -> Sequence[str]:
     """Return the uuids of a generator's GPUs on this host. Trainers take the first ones, so these are the last.
+
+    Args:
+        slot: the number of the generator on this host.
+        count: GPUs of each generator.
+        shared: whether they are those of trainers: the first ones.
 
     Raises:
         WrongArguments: this host has not as many.
@@ -132,7 +138,7 @@ def own_gpus(slot: int, count: int) -> Sequence[str]:
     end = len(found) - slot * count
     if end < count:
         raise WrongArguments(
-            f"generator {slot} of this host wants {count} GPUs of its own after {slot * count} of others, and the "
+            f"generator {slot} of this host wants {count} GPUs after {slot * count} of others, and the "
             f"host has {len(found)}: fewer generators, or gpus=0 to share what is visible"
         )
-    return found[end - count : end]
+    return found[slot * count : (slot + 1) * count] if shared else found[end - count : end]

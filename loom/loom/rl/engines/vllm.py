@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from loom.errors import Denied, LoomError, Unavailable, WrongArguments
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.vllm_client import GENERATE, RELOADED, VllmClient
-from loom.rl.engines.vllm_server import WHOLE_PROMPTS, ServerSettings, VllmServer
+from loom.rl.engines.vllm_server import AWAKE, SLEEPS, WHOLE_PROMPTS, ServerSettings, VllmServer
 from loom.rl.engines.weight_transfer import backend_of
 from loom.rl.generation import weight_files as files
 from loom.rl.generation.completions import Completion, Sampling, TextOrTokens
@@ -55,6 +55,8 @@ class VllmOptions:
     """Further environment variables of the server."""
     start_timeout: float = 900.0
     """Seconds that a server has to start."""
+    colocated: bool = False
+    """True if trainers use its GPUs in turns with it, and it sleeps meanwhile."""
     transfer: bool = False
     """True if weights come from a trainer's process, and none is drawn from before the first ones."""
 
@@ -118,6 +120,7 @@ class VllmEngine:
                 None if folder is None else folder / f"{name}.log",
                 options.start_timeout,
                 options.transfer,
+                options.colocated,
             )
             self._server = VllmServer(settings)
 
@@ -145,6 +148,8 @@ class VllmEngine:
         )
         try:
             config = await check(client, self._model if model_folder.is_folder(self._model) else None)
+            if self._options.colocated:
+                _check_sleeps(config, client.server.shown)
             if self._options.transfer:
                 backend_of(config, client.server.shown)
         except LoomError:
@@ -188,6 +193,28 @@ class VllmEngine:
 
     async def resume(self) -> None:
         await self._started().resume()
+
+    async def sleep(self) -> None:
+        """Free the memory of the server's GPUs until `wake`, also that of its weights.
+
+        Raises:
+            Unavailable: the server is gone, or does not sleep.
+        """
+        await self._turned(self._started().sleep)
+
+    async def wake(self) -> None:
+        """Take the memory back. Weights have to be loaded then, before completions.
+
+        Raises:
+            Unavailable: the server is gone, or lacks the memory.
+        """
+        await self._turned(self._started().wake)
+
+    async def _turned(self, turn: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await turn()
+        except LoomError as error:
+            raise await self._why(Unavailable(str(error))) from error
 
     async def update_weights(
         self, step: int, path: str | None = None, state: Mapping[str, Tensor] | None = None
@@ -269,6 +296,14 @@ async def check(client: VllmClient, model: str | None) -> Mapping[str, Any]:
     if model is not None:
         await _check_model(client, config, model)
     return own
+
+
+def _check_sleeps(config: Mapping[str, Any], server: str) -> None:
+    """Raise `WrongArguments` if a server cannot sleep while trainers use its GPUs."""
+    if config.get("device_config", {}).get("device") == "cpu":
+        raise WrongArguments(f"{server}: {AWAKE}")
+    if not config["model_config"].get("enable_sleep_mode"):
+        raise WrongArguments(f"{server} does not sleep while trainers use its GPUs: start it with {SLEEPS}")
 
 
 async def _asked(client: VllmClient, path: str, lacks: str) -> dict[str, Any]:

@@ -187,6 +187,31 @@ class VllmClient:
         """Let completions go on."""
         await self._orders.post(RESUME)
 
+    async def sleep(self) -> None:
+        """Free the memory of the server's GPUs, also that of its weights, when no completion is under way.
+
+        Raises:
+            LoomError: the server does not sleep.
+        """
+        async with self._updating, own_client(keep_alive=1) as connection:
+            server = ServerRoutes(connection, self.server.url)
+            await server.post(self._pause)
+            await _set_label(server, BROKEN)  # until weights are loaded again
+            await server.post("/sleep?level=2&mode=wait")
+            if not (await server.get("/is_sleeping")).get("is_sleeping"):
+                raise OperationFailed(f"{server.shown} does not sleep")
+
+    async def wake(self) -> None:
+        """Take the memory back. The server draws nothing that is trusted before it has loaded weights.
+
+        Raises:
+            LoomError: the server lacks the memory, or still sleeps.
+        """
+        async with self._updating:
+            answer = await self._orders.post("/wake_up")
+            if answer.get("status") != "awake":
+                raise OperationFailed(f"{self.server.shown} still sleeps: {answer!r:.200}")
+
     @property
     def _pause(self) -> str:
         return f"/pause?mode={self._mode.value}"

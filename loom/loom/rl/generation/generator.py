@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from loom.rl.engines.own import OwnEngine
+    from loom.rl.engines.vllm import VllmEngine
     from loom.rl.generation.engine import EngineState
     from loom.rl.generation.http_servers import Serving
     from loom.rl.generation.weight_client import ServingState, UpdateAnswer
@@ -188,6 +189,28 @@ class Generator(Actor):
         with tracing.trace(trace or tracing.current_trace()):
             tracing.event("weights.server.recv", path="update_weights")
             return await (await self._ready()).update_weights(step, path, state)
+
+    @concurrent_endpoint
+    async def sleep(self) -> None:
+        """Free the memory of the engine's GPUs until `wake`, also that of its weights.
+
+        Raises:
+            WrongArguments: the engine is no vLLM server.
+            Unavailable: it is gone, or does not sleep.
+        """
+        await (await self._vllm()).sleep()
+
+    @concurrent_endpoint
+    async def wake(self) -> None:
+        """Take the memory back. `update_weights` has to follow; raise as `sleep` does."""
+        await (await self._vllm()).wake()
+
+    async def _vllm(self) -> VllmEngine:
+        from loom.rl.engines.vllm import VllmEngine
+
+        if not isinstance(engine := await self._ready(), VllmEngine):
+            raise WrongArguments("only generators with engine='vllm' sleep")
+        return engine
 
     @concurrent_endpoint
     async def step(self) -> int:

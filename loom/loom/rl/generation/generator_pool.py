@@ -44,6 +44,8 @@ class PooledGenerator:
     gone: threading.Event
     weights_step: int | None = None
     """The step of the weights; None before the first."""
+    asleep: bool = False
+    """True while trainers use its GPUs."""
     _url: str = ""
 
     def url(self) -> str:
@@ -189,6 +191,29 @@ class GeneratorPool:
             failed.set_exception(error)
             return failed
 
+    @property
+    def asleep(self) -> bool:
+        """True if generators sleep."""
+        return any(one.asleep for one in self.living)
+
+    def sleep(self) -> None:
+        """Let the generators free their GPUs' memory; those that do not are lost."""
+        self._turn(lambda generator: generator.sleep, asleep=True)
+
+    def wake(self) -> None:
+        """Let the generators take their GPUs' memory back; those that do not are lost. They need weights then."""
+        self._turn(lambda generator: generator.wake, asleep=False)
+
+    def _turn(self, endpoint: Callable[[Any], Any], asleep: bool) -> None:
+        calls = [(one, call_one(endpoint(one.actor))) for one in self.living if one.asleep is not asleep]
+        for one, call in calls:
+            try:
+                result_of(call, one.gone)
+            except ProcessGone as error:
+                self.lose(one, str(error))
+            else:
+                one.asleep = asleep
+
     def lose(self, one: PooledGenerator, reason: str) -> None:
         """Replace a lost generator."""
         self.lost += 1
@@ -259,7 +284,9 @@ class GeneratorPool:
         }
         if spec.model is not None or spec.kind is not EngineKind.LOOM:
             model = None if spec.model is None else os.fspath(spec.model)
-            place = {"log": f"generator_{number}", "slot": number // hosts, "gpus": spec.gpus}
+            place: dict[str, Any] = {"log": f"generator_{number}", "slot": number // hosts, "gpus": spec.gpus}
+            if spec.colocated:
+                place["colocated"] = True
             own = {**own, "engine": spec.kind.value, "model": model, **place}
         return {**own, "seed": spec.seed + number, "folder": str(self._folder), **spec.options}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,39 @@ import pytest
 import loom
 from loom.rl import Generators, Orchestrator, Task, Trainers
 from loom.rl.arithmetic import Characters
+
+
+def gpu_run(folder: Path, **changed: Any) -> Orchestrator:
+    generators = {"engine": "vllm", "gpus": 1, "colocated": True, **changed.pop("generators", {})}
+    settings: dict[str, Any] = {"steps": 1, "batch": 4, "group": 2, "async_level": 0, **changed}
+    return Orchestrator(
+        Task(),
+        Generators(model="some/model", tokenizer=Characters(), **generators),
+        Trainers(lambda: None, Characters(), gpus=settings.pop("trained_on_gpus", True)),
+        folder=folder,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"generators": {"engine": "transformers"}}, "engine"),
+        ({"generators": {"gpus": 0}}, "gpus"),
+        ({"trained_on_gpus": False}, "gpus"),
+        ({"async_level": 1}, "async_level"),
+        ({"inflight": 8}, "inflight"),
+        ({"weights": "transfer"}, "weights"),
+    ],
+)
+def test_colocated_generators_take_turns_with_trainers(
+    tmp_path: Path, settings: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(loom.WrongArguments, match=f"take turns with trainers on their GPUs, and {found} does not"):
+        gpu_run(tmp_path, **settings)
+    run = gpu_run(tmp_path)
+    with pytest.raises(loom.WrongArguments, match="and async_level does not allow that"):
+        run.check_turns(replace(run.options, async_level=2))
 
 
 def run_of(folder: Path, weights: str, engine: str = "vllm", gpus: int = 0, **generators: Any) -> Orchestrator:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ import loom
 from loom.errors import MissingDependency, Unavailable
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import EngineKind
+from loom.rl.engines.make import gpus_of
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
 from loom.rl.engines.vllm_client import VllmClient
 from loom.rl.generation import weight_files as weights
@@ -347,6 +349,72 @@ async def test_no_server_and_a_wrong_key_are_errors_of_their_own(
         await started("http://127.0.0.1:1", model, tmp_path)
     with pytest.raises(loom.Denied, match="401"):
         await started(url.replace("secret", "other"), model, tmp_path)
+
+
+async def test_a_server_that_slept_draws_nothing_before_it_has_weights_again(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    server.device, server.sleeps = "cuda", True
+    for step in (1, 2):
+        step_of(tmp_path, step)
+    engine = await started(url, model, tmp_path, colocated=True)
+    await engine.update_weights(1)
+    server.calls.clear()
+
+    await engine.sleep()
+    await engine.wake()
+    with pytest.raises(Unavailable, match="has weights with the label 'loom-broken'"):
+        await engine.complete([[1]], 1, GREEDY)
+    await engine.update_weights(2)
+
+    assert server.calls[:5] == ["/pause", "/update_weight_version", "/sleep", "/is_sleeping", "/wake_up"]
+    assert (await engine.complete([[1]], 1, GREEDY))[0].weights_step == 2
+    await engine.stop()
+
+
+async def test_a_server_that_only_says_that_it_sleeps_or_wakes_is_an_error(
+    server: StandInServer, url: str, model: Path, tmp_path: Path
+) -> None:
+    server.device, server.sleeps, server.drowsy = "cuda", True, True
+    engine = await started(url, model, tmp_path, colocated=True)
+
+    with pytest.raises(Unavailable, match="does not sleep"):
+        await engine.sleep()
+    with pytest.raises(Unavailable, match="still sleeps"):
+        await engine.wake()
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [("cpu", "on CPUs, vLLM ignores that it should sleep"), ("cuda", "start it with --enable-sleep-mode")],
+)
+async def test_a_server_that_cannot_sleep_is_not_colocated(
+    server: StandInServer, url: str, model: Path, tmp_path: Path, device: str, said: str
+) -> None:
+    server.device = device
+    with pytest.raises(loom.WrongArguments, match=said):
+        await started(url, model, tmp_path, colocated=True)
+
+
+async def test_vllm_for_cpus_is_not_started_to_be_colocated(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "stand-in" / "lib" / "python3.12" / "site-packages" / "vllm-0.32.0+cpu.dist-info").mkdir(
+        parents=True
+    )
+    with pytest.raises(loom.WrongArguments, match="colocated with trainers on GPUs only"):
+        await own(model, tmp_path, colocated=True)
+
+
+@pytest.mark.parametrize(("shared", "found"), [(False, ["2"]), (True, ["1"])])
+def test_generators_take_the_last_gpus_of_their_host_or_those_of_trainers(
+    monkeypatch: pytest.MonkeyPatch, shared: bool, found: list[str]
+) -> None:
+    gpus = [SimpleNamespace(kind="gpu", uuid=str(number)) for number in range(4)]
+    monkeypatch.setattr("loom.devices.use.local_devices", lambda: gpus)
+
+    assert gpus_of(1, 1, shared) == found
+    with pytest.raises(loom.WrongArguments, match="wants 3 GPUs after 3 of others, and the host has 4"):
+        gpus_of(1, 3, shared)
 
 
 def test_no_request_goes_by_a_connection_that_the_server_may_be_closing() -> None:
