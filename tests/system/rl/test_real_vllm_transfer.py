@@ -105,7 +105,7 @@ async def test_a_failure_in_the_middle_is_mended_by_the_next_weights(
     vllm: VllmEngine, transfer: WeightTransfer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send_some(group: Any, tensors: Iterable[Tensor], chunk: int) -> None:
-        for number, packed in enumerate(chunks(tensors, chunk, group.device)):
+        for number, packed in enumerate(chunks(tensors, chunk)):
             if number == 3:
                 raise RuntimeError("no memory")
             group.send(packed)
@@ -133,6 +133,20 @@ async def test_tensors_of_another_model_change_nothing(
     assert_drawn_by(await complete(vllm), folder, 1)
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_server_that_slept_draws_nothing_before_it_has_weights_again(
+    vllm: VllmEngine, transfer: WeightTransfer, folder: Path
+) -> None:
+    """On CPUs vLLM frees no memory. Its routes are those of GPUs."""
+    await transfer.send(1, tensors_of(folder, 1))
+    await vllm.sleep()
+    await vllm.wake()
+    with pytest.raises(Unavailable, match="has weights with the label 'loom-broken'"):
+        await vllm.step()
+    await vllm.update_weights(2)
+    assert_drawn_by(await complete(vllm), folder, 2)
+
+
 VLLMS_OWN = """
 import json, sys, torch
 from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
@@ -153,6 +167,7 @@ def test_vllms_engine_for_nccl_understands_what_it_is_told_and_packs_alike(monke
     """As far as CPUs go: no NCCL is here."""
     monkeypatch.setattr("torch.cuda.nccl.unique_id", lambda: bytes(range(128)))
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: None)
     sizes, limit = [3, 5, 2, 11, 1, 8, 0, 4], 32
     info = {**NcclBroadcast(2).init_info(), "packed_buffer_size_bytes": limit}
 
@@ -162,5 +177,5 @@ def test_vllms_engine_for_nccl_understands_what_it_is_told_and_packs_alike(monke
     (line,) = (one for one in said.splitlines() if one.startswith("found "))
 
     tensors = [torch.arange(one, dtype=torch.float32) for one in sizes]
-    packed = [bytes(one.tolist()).hex() for one in chunks(tensors, limit, "cpu")]
+    packed = [bytes(one.tolist()).hex() for one in chunks(tensors, limit)]
     assert json.loads(line.removeprefix("found ")) == [128, True, 1, 3, packed]

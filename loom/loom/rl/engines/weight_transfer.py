@@ -35,7 +35,6 @@ from loom.rl.generation.interruptible_calls import begin
 from loom.rl.generation.weight_client import UpdateAnswer, own_client
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from torch.distributed import ProcessGroupGloo
 
@@ -65,11 +64,8 @@ class TransferTarget:
     """What happens to completions that are under way."""
 
 
-class Broadcast(Protocol):
+class TensorGroup(Protocol):
     """A group of this process, which is rank 0, and a server's workers."""
-
-    device: Any
-    """The device of the tensors that are broadcast."""
 
     def init_info(self) -> Mapping[str, object]:
         """Return what workers need to join, besides the size of chunks."""
@@ -78,7 +74,7 @@ class Broadcast(Protocol):
         """Join the group; return when all have."""
 
     def send(self, packed: Tensor) -> None:
-        """Broadcast bytes; return when they are sent."""
+        """Broadcast bytes, which are in the CPU's memory; return when they are sent."""
 
     def close(self) -> None:
         """Leave the group, so that nobody waits for this process any more."""
@@ -88,7 +84,6 @@ class GlooBroadcast:
     """A group over TCP. Its end waits for a broadcast that is under way, so the broadcast's thread ends it."""
 
     def __init__(self, workers: int) -> None:
-        self.device = "cpu"
         self._address = own_address()
         self._store = open_store(self._address)
         self._size = workers + 1
@@ -151,7 +146,8 @@ class NcclBroadcast:
         import torch
         from torch.cuda import nccl
 
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._stream = torch.cuda.Stream(self._device)  # or training would wait for the workers
         self._size = workers + 1
         self._id: bytes = nccl.unique_id()
 
@@ -167,25 +163,25 @@ class NcclBroadcast:
         import torch
         from torch.cuda import nccl
 
-        with torch.cuda.device(self.device):
+        with torch.cuda.stream(self._stream):
             self._communicator = nccl.init_rank(self._size, self._id, 0)
             # Each worker's first operation is this one, too.
-            nccl.all_reduce([torch.zeros(1, device=self.device)], comms=[self._communicator])
-            torch.cuda.current_stream().synchronize()
+            nccl.all_reduce([torch.zeros(1, device=self._device)], comms=[self._communicator])
+            self._stream.synchronize()
 
     def send(self, packed: Tensor) -> None:
         import torch
         from torch.cuda import nccl
 
-        with torch.cuda.device(self.device):
-            nccl.broadcast([packed], comms=[self._communicator])
-            torch.cuda.current_stream().synchronize()
+        with torch.cuda.stream(self._stream):
+            nccl.broadcast([packed.to(self._device)], comms=[self._communicator])
+            self._stream.synchronize()
 
     def close(self) -> None:
         self._communicator = None  # torch has nothing that ends it
 
 
-_BROADCASTS: Mapping[TransferBackend, Callable[[int], Broadcast]] = {
+_BROADCASTS: Mapping[TransferBackend, Callable[[int], TensorGroup]] = {
     TransferBackend.NCCL: NcclBroadcast,
     TransferBackend.GLOO: GlooBroadcast,
 }
@@ -234,7 +230,7 @@ class WeightTransfer:
     def __init__(self, target: TransferTarget, chunk: int = CHUNK) -> None:
         self._client = VllmClient(own_client(), target.url, mode=target.pause)
         self._chunk = chunk
-        self._group: Broadcast | None = None
+        self._group: TensorGroup | None = None
         self._backend = TransferBackend.GLOO
         self._label = ""
         """The label of the weights that the server had from this process last."""
@@ -323,9 +319,7 @@ async def _both(request: Awaitable[object], work: Callable[[], None]) -> None:
     """
     asked = asyncio.ensure_future(request)
     working = asyncio.wrap_future(begin(work))
-    working.add_done_callback(
-        lambda done: done.cancelled() or done.exception()
-    )  # it may end later than the request
+    working.add_done_callback(_retrieve)  # it may fail later than the request, when nobody waits for it
     try:
         await asyncio.wait([asked, working], return_when=asyncio.FIRST_EXCEPTION)
         if working.done() and (error := working.exception()) is not None:
@@ -340,19 +334,27 @@ async def _both(request: Awaitable[object], work: Callable[[], None]) -> None:
         asked.cancel()
 
 
-def _broadcast(group: Broadcast, tensors: Iterable[Tensor], chunk: int) -> None:
-    for packed in chunks(tensors, chunk, group.device):
+def _retrieve(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
+def _broadcast(group: TensorGroup, tensors: Iterable[Tensor], chunk: int) -> None:
+    for packed in chunks(tensors, chunk):
         group.send(packed)
 
 
-def chunks(tensors: Iterable[Tensor], size: int, device: str | torch.device) -> Iterator[Tensor]:
-    """Give the bytes of tensors, packed as vLLM expects them: a chunk ends when it has more than ``size`` bytes."""
+def chunks(tensors: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Give the bytes of tensors in the CPU's memory, packed as vLLM expects them.
+
+    A chunk ends with the tensor by which it has more than ``size`` bytes.
+    """
     import torch
 
     parts: list[Tensor] = []
     found = 0
     for tensor in tensors:
-        parts.append(tensor.to(device).contiguous().reshape(-1).view(torch.uint8))
+        parts.append(tensor.contiguous().reshape(-1).view(torch.uint8))
         found += parts[-1].numel()
         if found > size:
             yield torch.cat(parts)

@@ -245,8 +245,8 @@ def test_a_group_by_nccl_begins_as_vllms_workers_do(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr("torch.device", lambda kind, number: "cpu")
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr("torch.cuda.device", contextlib.nullcontext)
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr("torch.cuda.stream", contextlib.nullcontext)
 
     group = NcclBroadcast(2)
     info = group.init_info()
@@ -277,5 +277,5 @@ async def test_a_trainer_says_why_weights_have_not_arrived_and_sends_the_next_on
 
 def test_chunks_end_with_the_tensor_that_makes_them_too_large() -> None:
     tensors = [torch.zeros(one, dtype=torch.uint8) for one in (3, 5, 2, 11, 1)]
-    assert [one.numel() for one in chunks(tensors, 8, "cpu")] == [10, 11, 1]
-    assert [one.numel() for one in chunks(tensors, 7, "cpu")] == [8, 13, 1]
+    assert [one.numel() for one in chunks(tensors, 8)] == [10, 11, 1]
+    assert [one.numel() for one in chunks(tensors, 7)] == [8, 13, 1]
