@@ -19,6 +19,7 @@ from tests.benchmarks import (
     analyze,
     calls,
     engines,
+    gpu_rl,
     gpus,
     handshakes,
     lanes,
@@ -326,6 +327,20 @@ def measure_tensors(
     """Lazy tensors: an operation on the laptop, the way through the gateway, a read, and a training step."""
     plan = tensors.TensorsPlan(rounds)
     _report(lambda say: tensors.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("gpu-rl")
+def measure_gpu_rl(
+    steps: Annotated[int, typer.Option(min=2, help="Steps of the run.")] = 10,
+    cpus: Annotated[bool, typer.Option("--cpus", help="Try it on CPUs, with a small model.")] = False,
+    as_json: Json = False,
+    write: Write = None,
+) -> None:
+    """Reinforcement learning with one engine and one trainer on GPUs, in less than 10 minutes."""
+    plan = gpu_rl.GpuRlPlan(steps)
+    if cpus:
+        plan = gpu_rl.GpuRlPlan(steps, batch=16, layers=2, hidden=128, cpus=True)
+    _report(lambda say: gpu_rl.measure(plan, _command(), say), as_json, False, write)
 
 
 @app.command("gpus")
