@@ -95,8 +95,10 @@ def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def facts_in(folder: Path) -> GatewayFacts | None:
-    path = folder / "gateway.json"
-    return GatewayFacts.from_json(path.read_text()) if path.exists() else None
+    try:
+        return GatewayFacts.from_json((folder / "gateway.json").read_text())
+    except FileNotFoundError:
+        return None
 
 
 # Workers and the gateway.
