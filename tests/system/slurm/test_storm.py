@@ -99,7 +99,8 @@ def resumed(cluster: SlurmCluster) -> Iterator[None]:
     finally:
         for node, state in cluster.node_states().items():
             if state.startswith(("drain", "down")):
-                cluster.scontrol("update", f"nodename={node}", "state=resume")
+                # One that was down is refused, if its slurmd has just come back.
+                cluster.hosts["control"].run(["scontrol", "update", f"nodename={node}", "state=resume"])
 
 
 def test_what_is_learnt_is_right_whatever_slurm_does_to_the_allocation(cluster: SlurmCluster) -> None:
