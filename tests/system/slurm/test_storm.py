@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.needs import skipped_if
 from tests.support.processes import still_there
-from tests.support.slurm import SlurmCluster, missing
+from tests.support.slurm import SlurmCluster, SlurmJobRow, missing
 from tests.system.slurm.researcher import PROGRAMS, VIA, Researcher, loom, name_of, up
 
 SECONDS = float(os.environ.get("LOOM_STORM_SECONDS", "300"))
@@ -63,14 +63,16 @@ class Storm:
         self._cluster.scontrol("update", f"nodename=n{number}", "state=resume")
 
     def _requeue(self, number: int) -> None:
-        for row in self._cluster.jobs():
-            if row.state == "RUNNING":
-                self._cluster.hosts["control"].run(["scontrol", "requeue", row.id])  # it may just have ended
+        for row in self._running():
+            self._cluster.hosts["control"].run(["scontrol", "requeue", row.id])  # it may just have ended
 
     def _signal(self, number: int) -> None:
         name = self._random.choice(["CONT", "USR1", "USR2", "HUP"])
-        for row in self._cluster.jobs():
+        for row in self._running():  # for one that waits scancel would try again for minutes
             self._cluster.login(["scancel", f"--signal={name}", row.id])
+
+    def _running(self) -> list[SlurmJobRow]:
+        return [row for row in self._cluster.jobs() if row.state == "RUNNING"]
 
     def _kill_slurmd(self, number: int) -> None:
         self._cluster.kill_slurmd(number)
