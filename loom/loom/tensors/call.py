@@ -260,11 +260,6 @@ def _meta_of(tensor: Tensor) -> Meta:
     return tensor.meta
 
 
-def _plain_meta_of(tensor: Tensor) -> Meta:
-    """Return the layout of a tensor as if its elements lay in their order."""
-    return Meta(tensor.shape, tensor.dtype)
-
-
 # Results
 
 
@@ -322,7 +317,7 @@ def _first_known(home: Any, function: Function, args: Sequence[Any], kwargs: Map
         sizes = () if function.view else tuple([each.nbytes for each in found])
     else:
         sizes = ()
-        tree, outs = _returned(function) or home._structure(formed(function.path, args, kwargs).form, tensors)
+        tree, outs = _returned(function) or home._structure(form, tensors)
         metas = (None,) * outs
         form = form._replace(learns=asked and outs > 0)
     if tree == T(0):
@@ -340,9 +335,8 @@ def _ruled(home: Any, function: Function, args: Sequence[Any], kwargs: Mapping[s
         OperationFailed: torch refuses the call.
     """
     assert function.rule is not None
-    layout = _plain_meta_of if function.in_place else _meta_of
-    given = [_mapped(each, layout) for each in args]
-    named = {_NAMED_AS_IN_NUMPY.get(name, name): _mapped(each, layout) for name, each in kwargs.items()}
+    given = [_mapped(each, _meta_of) for each in args]
+    named = {_NAMED_AS_IN_NUMPY.get(name, name): _mapped(each, _meta_of) for name, each in kwargs.items()}
     try:
         out = function.rule(*given, **named)
         if function.in_place and function.varying and out is not None:

@@ -23,7 +23,7 @@ from loom.tensors.call import (
     run,
 )
 from loom.tensors.history import needs_grad
-from loom.tensors.layout_rules import method, methods
+from loom.tensors.layout_rules import method, methods, picked, viewed
 from loom.tensors.layouts import (
     PLAIN,
     DtypeKind,
@@ -33,6 +33,7 @@ from loom.tensors.layouts import (
     fits,
     int32,
     int64,
+    pointwise_meta,
     uint8,
     wrapped,
 )
@@ -182,17 +183,30 @@ def _layout(metas: Sequence[Meta], items: Sequence[Item]) -> Meta | None:
     return _indexed(part, chosen, [each for each in others if each.shape]) if chosen else part
 
 
-def _indexed(part: Meta, chosen: Sequence[int], indices: Sequence[Meta]) -> Meta | None:
-    """Return what tensors of ints give as indices; None if only the workers know its order in memory."""
+def _indexed(part: Meta, chosen: Sequence[int], indices: Sequence[Meta]) -> Meta:
+    """Return what tensors of ints give as indices of some dimensions. As `AdvancedIndex` of ATen."""
     shape = broadcast(*(each.shape for each in indices))
-    rest = [place for place in range(len(part.shape)) if place not in chosen]
-    steps = [part.strides[place] for place in rest]
-    if 0 in steps or steps != sorted(steps, reverse=True) or not all(each.contiguous for each in indices):
-        return None
-    aside = chosen[-1] - chosen[0] + 1 == len(chosen)  # else the result begins with them
-    before = chosen[0] if aside else 0
-    sizes = [part.shape[place] for place in rest]
-    return Meta((*sizes[:before], *shape, *sizes[before:]), part.dtype)
+    if chosen[-1] - chosen[0] + 1 != len(chosen):  # they are not side by side: the result begins with them
+        part = picked(part, [*chosen, *(place for place in range(len(part.shape)) if place not in chosen)])
+        chosen = range(len(chosen))
+    before, rest = chosen[0], chosen[-1] + 1
+    operands = [
+        Meta(
+            (*part.shape[:before], *shape, *part.shape[rest:]),
+            part.dtype,
+            (*part.strides[:before], *(0,) * len(shape), *part.strides[rest:]),
+        )
+    ]
+    whole = (1,) * before + shape + (1,) * (len(part.shape) - rest)
+    for each in indices:
+        lead = len(shape) - len(each.shape)
+        strides = tuple(
+            0 if size != wanted else stride
+            for size, stride, wanted in zip(each.shape, each.strides, shape[lead:], strict=True)
+        )
+        strides = (0,) * lead + strides
+        operands.append(Meta(whole, each.dtype, viewed(shape, strides, whole) if each.numel else None))
+    return pointwise_meta(operands, part.dtype)
 
 
 def _getitem(self: Tensor, index: Any) -> Any:

@@ -85,7 +85,7 @@ def floating(metas: Sequence[Meta], numbers: Sequence[Any]) -> DType:
     return dtype if dtype.kind >= DtypeKind.FLOAT else DEFAULT
 
 
-def pointwise(dtype: Dtypes, *args: Any, **named: Any) -> Meta | None:
+def pointwise(dtype: Dtypes, *args: Any, **named: Any) -> Meta:
     """Return the layout of what tensors and numbers give, element by element."""
     metas: list[Meta] = []
     numbers: list[Any] = []
@@ -128,7 +128,7 @@ ELEMENTWISE.add("to")
 
 
 @rule
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Meta | None:
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Meta:
     return pointwise(promoted if rounding_mode else floating, input, other)
 
 
@@ -136,13 +136,13 @@ RULES["divide"] = div
 
 
 @rule
-def pow(input: Any, exponent: Any) -> Meta | None:
+def pow(input: Any, exponent: Any) -> Meta:
     meta = pointwise(promoted, input, exponent)
-    return meta if isinstance(input, Meta) or meta is None else Meta(meta.shape, meta.dtype)
+    return meta if isinstance(input, Meta) else Meta(meta.shape, meta.dtype)
 
 
 @rule
-def gelu(input: Meta, *, approximate: str = "none") -> Meta | None:
+def gelu(input: Meta, *, approximate: str = "none") -> Meta:
     return pointwise(promoted, input)
 
 
@@ -154,7 +154,7 @@ def clone(input: Meta, *, memory_format: Any = None) -> Meta | None:
 
 
 @rule
-def to(input: Meta, dtype: DType) -> Meta | None:
+def to(input: Meta, dtype: DType) -> Meta:
     return pointwise_meta([input], dtype)
 
 
@@ -259,15 +259,15 @@ def cumsum(input: Meta, dim: int, *, dtype: DType | None = None) -> Meta:
 
 
 @rule
-def sort(input: Meta, dim: int = -1, descending: bool = False, stable: bool | None = False) -> Selected | None:
+def sort(input: Meta, dim: int = -1, descending: bool = False, stable: bool | None = False) -> Selected:
     wrapped(dim, len(input.shape))
-    return Selected(input, input.of(int64)) if is_dense(input.shape, input.strides) else None
+    made = input if is_dense(input.shape, input.strides) else pointwise(promoted, input)
+    return Selected(made, made.of(int64))
 
 
 @rule
-def argsort(input: Meta, dim: int = -1, descending: bool = False, stable: bool = False) -> Meta | None:
-    found = sort(input, dim)
-    return None if found is None else found.indices
+def argsort(input: Meta, dim: int = -1, descending: bool = False, stable: bool = False) -> Meta:
+    return sort(input, dim).indices  # type: ignore[no-any-return]
 
 
 @rule
@@ -652,7 +652,7 @@ def gelu_(self: Tensor, approximate: str = "none") -> Tensor:
 methods["gelu"] = methods.pop("gelu_")
 
 
-def _lossy(rule_of_all: Callable[..., Meta | None]) -> Callable[..., Meta | None]:
+def _lossy(rule_of_all: Callable[..., Meta]) -> Callable[..., Meta]:
     """Return the rule of a loss, of the rule of the losses of elements."""
 
     def loss(
@@ -664,15 +664,15 @@ def _lossy(rule_of_all: Callable[..., Meta | None]) -> Callable[..., Meta | None
         pos_weight: Any = None,
         ignore_index: int = 0,
         label_smoothing: float = 0.0,
-    ) -> Meta | None:
+    ) -> Meta:
         fits(reduction in ("none", "mean", "sum"))
         found = rule_of_all(input, target)
-        return found if reduction == "none" or found is None else Meta((), found.dtype)
+        return found if reduction == "none" else Meta((), found.dtype)
 
     return loss
 
 
-def _of_same_shape(input: Meta, target: Meta) -> Meta | None:
+def _of_same_shape(input: Meta, target: Meta) -> Meta:
     fits(input.shape == target.shape)
     return pointwise_meta([input, target], target.dtype)
 

@@ -310,14 +310,62 @@ def _broadcast(one: Shape, other: Shape) -> Shape:
     return tuple(result)
 
 
-def pointwise_meta(metas: Sequence[Meta], dtype: DType) -> Meta | None:
-    """Return what an elementwise operation gives; None if only the workers know its order in memory."""
+def expanded_strides(meta: Meta, shape: Shape) -> Shape:
+    """Return the strides with which a tensor is read as if it had a broadcast shape."""
+    lead = len(shape) - len(meta.shape)
+    steps = [
+        0 if size == 1 and wanted != 1 else stride
+        for size, stride, wanted in zip(meta.shape, meta.strides, shape[lead:], strict=True)
+    ]
+    return (0,) * lead + tuple(steps)
+
+
+def pointwise_meta(metas: Sequence[Meta], dtype: DType) -> Meta:
+    """Return what an elementwise operation gives: torch keeps the order of the operands' dimensions in memory."""
     first = metas[0]
-    shape = first.shape if len(metas) == 1 else broadcast(*(each.shape for each in metas))
-    if all(each.contiguous for each in metas):
-        return Meta(shape, dtype)
-    same = all(each.shape == shape and each.strides == first.strides for each in metas)
-    return Meta(shape, dtype, first.strides) if same and is_dense(shape, first.strides) else None
+    if (len(metas) == 1 and first.contiguous) or all(
+        each.shape == first.shape and each.contiguous for each in metas
+    ):
+        return Meta(first.shape, dtype)
+    shape = broadcast(*(each.shape for each in metas))
+    if all(each.shape == shape and each.strides == first.strides for each in metas) and is_dense(
+        shape, first.strides
+    ):
+        return Meta(shape, dtype, first.strides)
+    return Meta(shape, dtype, _ordered_strides(shape, [expanded_strides(each, shape) for each in metas]))
+
+
+def _ordered_strides(shape: Shape, operands: Sequence[Shape]) -> Shape:
+    """Return dense strides in the operands' order: the first that tells two dimensions apart decides."""
+    order = list(reversed(range(len(shape))))  # the innermost first
+    for place in range(1, len(order)):
+        at = place
+        for below in range(place - 1, -1, -1):
+            decision = _compare(shape, operands, order[below], order[at])
+            if decision > 0:
+                order[below], order[at] = order[at], order[below]
+                at = below
+            elif decision < 0:
+                break
+    strides = [0] * len(shape)
+    step = 1
+    for dimension in order:
+        strides[dimension] = step
+        step *= shape[dimension]
+    return contiguous_strides(shape) if 0 in shape else tuple(strides)
+
+
+def _compare(shape: Shape, operands: Sequence[Shape], inner: int, outer: int) -> int:
+    """Return 1 if two dimensions are to change places, -1 if they are in order, 0 if nothing tells."""
+    for strides in operands:
+        one, other = strides[inner], strides[outer]
+        if one == 0 or other == 0:
+            continue
+        if one < other:
+            return -1
+        if one > other or shape[inner] > shape[outer]:
+            return 1
+    return 0
 
 
 def wrapped(dimension: int, dimensions: int) -> int:
