@@ -18,11 +18,12 @@ from loom.errors import LoomError
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.process.child import python
+from loom.process.identity import start_time
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import Keys, read_secret
 from loom_gateway.driver.monarch.root_client import address_towards
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
-from loom_gateway.sessions.state_dir import DriverFiles, start_time
+from loom_gateway.sessions.state_dir import DriverFiles
 from loom_gateway.workers.sources import WorkerList
 
 logger = logging.getLogger(__name__)

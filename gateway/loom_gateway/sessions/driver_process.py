@@ -22,8 +22,9 @@ from typing import Any
 from loom.errors import LoomError, SessionLost, Unavailable
 from loom.process import tasks
 from loom.process.child import Child
+from loom.process.identity import boot_id, start_time
 from loom_gateway.sessions.driver_ids import clear_away, environment
-from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, LastWords, UnixPeer, boot_id, start_time
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, LastWords, UnixPeer
 
 logger = logging.getLogger(__name__)
 

@@ -183,23 +183,6 @@ class DriverFiles:
                 os.unlink(path)
 
 
-def start_time(pid: int) -> int | None:
-    """Return a process's start in ticks since the machine's boot; None without such a process or without Linux."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(status.rpartition(")")[2].split()[19])
-
-
-def boot_id() -> str:
-    """Return an id of the machine's last start; an empty one without Linux."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 def open_regular(path: str) -> IO[bytes]:
     """Open a file that another user id may have made, to read it. Raise `OSError` for a link, a pipe, …."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

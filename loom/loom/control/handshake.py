@@ -42,6 +42,10 @@ MAX_COMMANDS = 64
 MAX_OFFER_REASON = 500
 """Characters of such a reason; longer ones are cut."""
 
+COMES_BACK_WITHIN = 15.0
+"""Seconds for which a process that ends waits with its goodbye for a weaver that it has lost lately: one that was
+killed is there again in one or two, with its gateway and on a busy machine in ten."""
+
 _LONGEST_BEAT = 3600.0
 
 _TAKES = (

@@ -32,6 +32,7 @@ from loom.control.commands import (
 )
 from loom.control.frame import MAX_FRAME, Frame, pack, unpack_all
 from loom.control.handshake import (
+    COMES_BACK_WITHIN,
     EVERYTHING_OFFERED,
     TAKEN_ADVICE,
     Bye,
@@ -200,9 +201,6 @@ GOODBYE_TIMEOUT = 0.4  # seconds that the weaver has to read the last frame and 
 STORED_WITHIN = 1.0  # seconds in which a weaver that answers goodbyes stores one
 LOST_LATELY = 30.0
 """Seconds after a connection is lost in which a process that ends waits for the weaver to come back."""
-COMES_BACK_WITHIN = 15.0
-"""Seconds that it waits, at most: a weaver that was killed is there again in one or two, with its gateway and on a
-busy machine in ten."""
 RETRY_AT_END = 0.1  # seconds between its attempts
 
 

@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from loom.control.handshake import COMES_BACK_WITHIN
 from loom.control.reports import MAX_REASON, PeerFailure, PeerFailures
+from loom.process.identity import has_ended
 from loom.weaver.commit_output import Outbox
 from loom.weaver.device_failures import Action
 from loom.weaver.dispatcher import CommandDispatcher
@@ -130,6 +132,8 @@ class Liveness:
             if replica.state is not ReplicaState.RECOVERING:
                 self._known.move(replica, Cause.LINK_LOST, now)
             due = max(replica.link_lost + silence, self._started + timing.restart_grace)
+            if replica.process is not None and has_ended(replica.process):
+                return self._missed(replica, now)
             if now < due:
                 return self.schedule(replica, due)
             reason = f"not connected for {now - replica.link_lost:.1f} s"
@@ -152,6 +156,15 @@ class Liveness:
                 else:
                     due = min(due, stalled)
         self.schedule(replica, due)
+
+    def _missed(self, replica: Replica, now: float) -> None:
+        """Record that a replica's process ended on this machine without a connection: the weaver was away then."""
+        reason = f"its process {replica.pid} is gone"
+        if now > (replica.reported or replica.registered) + COMES_BACK_WITHIN:  # for longer than a goodbye waits
+            end = End(ReplicaEnding.LOST, f"{reason}, and nobody was there to hear how it ended", guessed=True)
+        else:
+            end = End(ReplicaEnding.CRASHED, reason, guessed=True)
+        self.fail(replica, Cause.DIED, end, now)
 
     def _stall(self, replica: Replica, baseline: float, now: float) -> None:
         about = {"step": replica.step, "seconds": now - replica.progress, "usual_step_time": baseline}

@@ -157,6 +157,8 @@ class Replica:
     """Values of the process before, which this one gets; stored, and shown to nobody."""
     leaving: Leaving | None = None
     """Its goodbye, while its exit code is awaited; stored."""
+    process: str | None = None
+    """Its process by `loom.process.identity`, if that is on the weaver's machine; stored, and shown to nobody."""
 
     # The fields from here on are not stored.
     short_name: str = field(init=False)
@@ -301,7 +303,7 @@ class Replica:
         """
         waited, since = self._successor
         self._successor = "", 0.0
-        self.leaving = None
+        self.leaving = self.process = None
         self.registered = now
         self.instance = instance
         self.seq = 0
@@ -317,6 +319,8 @@ class Replica:
         stored = {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
         if self.leaving is not None:
             stored["leaving"] = self.leaving.to_body()
+        if self.process is not None:
+            stored["process"] = self.process
         return stored if self.kept is None else stored | {"kept": asdict(self.kept)}
 
     @classmethod
@@ -329,6 +333,7 @@ class Replica:
         known["kept"] = None if kept is None else KeptValues(**kept)
         leaving = stored.get("leaving")
         known["leaving"] = None if leaving is None else Leaving.from_body(leaving)
+        known["process"] = stored.get("process")
         return cls(**known, state=ReplicaState(stored["state"]))
 
     @property

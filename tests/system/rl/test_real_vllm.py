@@ -9,33 +9,20 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import torch
 
 import loom
 from loom.errors import Unavailable
 from loom.rl.arithmetic import SMALL_SERVER
-from loom.rl.arithmetic_model import write_arithmetic_model
 from loom.rl.engines.engine import EngineKind
 from loom.rl.engines.make import EngineSettings, make_engine
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
-from loom.rl.generation import weight_files as weights
-from loom.rl.generation.completions import Completion, RequestLimits, Sampling
-from loom.rl.models import causal
+from loom.rl.generation.completions import RequestLimits, Sampling
 from tests.support.real_vllm import needs_vllm
+from tests.system.rl.drawn import logprobs_of
 
 PROMPTS = ["r38=", "3+4=", "a longer prompt than the others="]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), needs_vllm]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("run")
-    write_arithmetic_model(made / "model")
-    for step in (1, 2):
-        model = causal.load(write_arithmetic_model(made / f"model_{step}", seed=step))
-        weights.save(causal.weights_of(model), causal.config_of(model, "float32"), made / "weights", step)
-    return made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,15 +31,6 @@ async def vllm(folder: Path) -> AsyncIterator[VllmEngine]:
     await engine.start()
     yield engine
     await engine.stop()
-
-
-@torch.inference_mode()
-def logprobs_of(model: Path, one: Completion, temperature: float) -> list[float]:
-    """What the model alone says of a completion's tokens."""
-    tokens = torch.tensor([[*one.prompt_tokens, *one.tokens]])
-    logits = causal.load(model)(input_ids=tokens).logits[0, len(one.prompt_tokens) - 1 : -1]
-    found = (logits.double() / temperature).log_softmax(-1)
-    return [float(row[token]) for row, token in zip(found, one.tokens, strict=True)]
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 import loom
 from loom.rl.arithmetic import SMALL_SERVER
-from loom.rl.arithmetic_model import LONGEST, write_arithmetic_model
+from loom.rl.arithmetic_model import LONGEST
 from loom.rl.engines import vllm_server
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
@@ -20,11 +20,10 @@ from loom.rl.engines.vllm_client import VllmClient
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Completion, Sampling
 from loom.rl.generation.weight_client import UpdateAnswer, shared_client, weights_client
-from loom.rl.models import causal
 from tests.benchmarks.queue.servers import SLOWNESS
 from tests.support.real_vllm import needs_vllm
 from tests.support.seed_lines import RPC_DONE, RPC_START, SERVER_RECV, matches
-from tests.system.rl.test_real_vllm import logprobs_of
+from tests.system.rl.drawn import logprobs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), needs_vllm]
 
@@ -33,16 +32,6 @@ PROMPT = [one % 200 for one in range(40)]
 """Longer than a block of the server's cache."""
 TOKENS = 60
 SLOW = Sampling(TOKENS, 1.0, seed=3).with_fields({"ignore_eos": True, "extra_args": {"step_s": STEP_S}})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("run")
-    write_arithmetic_model(made / "model")
-    for step in (1, 2):
-        model = causal.load(write_arithmetic_model(made / f"model_{step}", seed=step))
-        weights.save(causal.weights_of(model), causal.config_of(model, "float32"), made / "weights", step)
-    return made
 
 
 @asynccontextmanager

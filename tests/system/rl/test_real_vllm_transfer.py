@@ -16,32 +16,21 @@ from torch import Tensor
 import loom
 from loom.errors import Unavailable
 from loom.rl.arithmetic import SMALL_SERVER
-from loom.rl.arithmetic_model import write_arithmetic_model
 from loom.rl.engines import weight_transfer
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
 from loom.rl.engines.weight_transfer import NcclBroadcast, TransferTarget, WeightTransfer, chunks
 from loom.rl.generation import tensor_files
-from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Completion, Sampling
 from loom.rl.models import causal
 from tests.support.real_vllm import FOLDER, needs_vllm
-from tests.system.rl.test_real_vllm import PROMPTS, logprobs_of
+from tests.system.rl.drawn import logprobs_of
+from tests.system.rl.test_real_vllm import PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), needs_vllm]
 
 CHUNK = 30_000
 """Bytes of a chunk, so that there are many."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("run")
-    write_arithmetic_model(made / "model")
-    for step in (1, 2):
-        model = causal.load(write_arithmetic_model(made / f"model_{step}", seed=step))
-        weights.save(causal.weights_of(model), causal.config_of(model, "float32"), made / "weights", step)
-    return made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -24,6 +24,7 @@ import psutil
 from loom.control.frame import MAX_FRAME, MAX_HELLO, pack, unpack
 from loom.control.handshake import FirstFrame, Refusal, ThreadletHello
 from loom.errors import AuthenticationError, LoomError
+from loom.process.identity import identity
 from loom.process.listen import Strangers
 from loom.weaver.connection import FrameConnection
 from loom.weaver.keys import Grant
@@ -301,5 +302,5 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
         self._hello_timer.cancel()
         ours, theirs = self.transport.get_extra_info("sockname"), self.transport.get_extra_info("peername")
         if ours and theirs and ours[0] == theirs[0]:
-            self.process = find_process(replica.pid)
+            self.process, replica.process = find_process(replica.pid), identity(replica.pid)
             self.descriptor = process_descriptor(self.process)

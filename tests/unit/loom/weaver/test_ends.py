@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from loom.control.commands import CommandKind
 from loom.control.operations import ReportEnded
+from loom.process.identity import identity
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 
 SEEN = {"signal": 9, "code": None, "out_of_memory": True, "last_lines": ["no room left"]}
@@ -285,6 +289,35 @@ def test_the_end_is_known_after_a_restart_and_forgotten_when_another_process_com
 
     begin(bench)
     assert (replica.ending, replica.ended_by, replica.end_reason, replica.exit) == (None, None, None, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells for sure")
+@pytest.mark.parametrize(
+    ("away", "ending", "reason"),
+    [
+        pytest.param(5.0, "crashed", "its process {} is gone", id="less than a goodbye waits"),
+        pytest.param(60.0, "lost", "its process {} is gone, and nobody was there to hear how it ended", id="more"),
+    ],
+)
+def test_a_process_of_the_weavers_machine_that_died_while_the_weaver_was_away_is_known_at_once(
+    tmp_path: Path, away: float, ending: str, reason: str
+) -> None:
+    bench = Bench(tmp_path / "weaver.db")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    for name, pid in (("train_0", child.pid), ("train_1", os.getpid())):
+        Threadlet(bench, name, pid=pid, session="s").step(3)
+        bench.weaver.known.replicas[name].process = identity(pid)
+        bench.weaver.known.save(bench.weaver.known.replicas[name])
+    bench.commit()
+
+    child.kill()
+    child.communicate()
+    bench.now += away
+    bench.restart()
+    bench.wait(2)
+
+    assert end(bench) == ("failed", ending, None, reason.format(child.pid))
+    assert bench.state("train_1") == "recovering"
 
 
 @pytest.mark.parametrize("respawns", [True, False])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from loom.control.address import parse_weaver_address
+from tests.support.gateways import await_true
 from tests.support.processes import read_json, start
 from tests.unit.loom.weaver.raw_threadlet import (
     BOUND,
@@ -99,6 +100,24 @@ def test_nothing_acknowledged_is_lost_wherever_the_weaver_is_killed(weaver: Weav
         assert [step for _, step, _ in history] == list(range(1, stored + 1))
         again.seq = stored
         threadlet = again
+
+
+def test_a_process_that_is_killed_while_the_weaver_is_away_has_crashed(weaver: WeaverProcess) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    threadlet = RawThreadlet(weaver.address, pid=child.pid)
+    threadlet.welcome()
+    threadlet.report(1)
+    threadlet.await_stored(1)
+
+    weaver.end(signal.SIGKILL)
+    child.kill()
+    child.communicate()
+    weaver.start()
+
+    gateway = weaver.gateway()
+    await_true(lambda: gateway.ask("replica", id="train_0")["state"] == "failed")
+    replica = gateway.ask("replica", id="train_0")
+    assert (replica["ending"], replica["end_reason"]) == ("crashed", f"its process {child.pid} is gone")
 
 
 def test_a_weaver_outlives_a_full_disk_and_promises_nothing_meanwhile(weaver: WeaverProcess) -> None:

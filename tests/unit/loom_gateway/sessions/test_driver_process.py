@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from loom.process.identity import start_time
 from loom_gateway.sessions import driver_process
 from loom_gateway.sessions.driver_process import AdoptedDriver
-from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, start_time
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
 
 BOUND = 30.0
 
