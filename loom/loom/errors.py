@@ -291,9 +291,14 @@ class SessionLost(LoomError, code="session_lost", http_status=410):
 class SessionRestarted(SessionLost, code="session_restarted"):
     """The session's driver process ended, and another one has started the session's functions with restarts again.
 
-    The meshes of before and the calls that were not answered are gone. The session has kept its name:
-    ``connect(session=NAME)`` attaches to it, and ``job.runs()`` has the functions.
+    The meshes of before and the calls that were not answered are gone. The session has kept its name: the job goes
+    on when it is next used, ``job.runs()`` has the functions, and ``connect(session=NAME)`` attaches to it.
     """
+
+    meshes: tuple[str, ...] = ()
+    """The names of the meshes that this program had in the session."""
+    unanswered: int = 0
+    """The calls and other operations of this program that had no answer."""
 
 
 class ConnectionLost(Unavailable, code="connection_lost", http_status=404):

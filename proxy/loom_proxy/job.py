@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from loom.errors import WaitTimeout
+from loom.errors import LoomError, SessionRestarted, WaitTimeout
 from loom.rest_client import ForwardedRoute, Gateway, Route, route_to, token_now
 from loom.session_alive import SessionLife
 from loom.shape import Shape
@@ -30,6 +31,7 @@ from loom_proxy.notebook.live_runs import LiveRuns
 from loom_proxy.port import Port
 from loom_proxy.port_receiver import Channel, PortReceiver, Ports, open_jobs
 from loom_proxy.runs import KnownRuns, RunHandle
+from loom_proxy.session.calls import Calls
 from loom_proxy.session.connection import Connection
 from loom_proxy.session.events import Event, FailureCallbacks, FaultHook, MeshFailure
 from loom_proxy.session.unclaimed import UndeliveredCall, unclaimed_calls
@@ -38,6 +40,8 @@ from loom_proxy.weaver.client import WeaverProxy
 if TYPE_CHECKING:
     from loom.tensors.tensors import Tensors
     from loom_proxy.environment import JobEnvironment
+
+logger = logging.getLogger(__name__)
 
 
 class JobState:
@@ -62,6 +66,9 @@ class JobState:
 
 CLOSE_TIMEOUT = 15.0  # seconds that `Job.close` waits for the meshes to stop
 ASK_TIMEOUT = 2.0  # seconds that the driver has, when the program leaves, to tell until when the session lives
+ATTACH_WITHIN = 60.0
+"""Seconds in which a session has its next driver, for a job that is used after `SessionRestarted`."""
+
 RUNS_SHOWN = 50
 """Runs of the user's among which a live cell looks for those of the session."""
 
@@ -72,59 +79,103 @@ class Job(Shown):
     """An open session: the worker hosts, and the meshes and functions that run there.
 
     A ``with`` block on the job closes it at its end.
+
+    When the driver dies and another one starts functions with restarts again, meshes and futures of before raise
+    `SessionRestarted`. The job attaches to the next driver when it is next used; `close` does not use it, so that
+    the functions go on.
     """
 
     def __init__(self, connection: Connection, attached: bool) -> None:
-        self._connection = connection
-        calls = self._calls = connection.calls
-        calls.make_proxy = functools.partial(proxy_of, calls)
         self._failures = FailureCallbacks(connection.events)
         self._fault_hook = FaultHook()
-        connection.events.on_event = self._on_event
         self._attached = attached
         self._on_close = contextlib.ExitStack()
         """Callbacks that end local helpers, such as a local cluster, with the session."""
         self._closed = False
+        self._over = threading.Event()
+        """Set when the job can attach to no further driver."""
+        self._forward_closes: threading.Thread | None = None
         self._forward: ForwardedRoute | None = None
+        self._anew = threading.Lock()
+        calls = connection.calls
         self._synced = SyncedFolders(calls)
-        calls.encoder.by_name = self._synced.by_name
         logs = self._logs = LogReceiver(others=not connection.welcome.may_end)
-        self._runs = KnownRuns(calls, lambda: logs.printing)
-        self._ports = Ports(calls)
+        self._runs = KnownRuns(calls, lambda: logs.printing, lambda: self._calls)
+        self.session: str = connection.welcome.session
+        """Name of the session, for `connect` to attach to."""
+        self._begin(connection)
         open_jobs.add(self)
+
+    def _begin(self, connection: Connection) -> None:
+        """Take up a connection to the session's driver."""
+        calls, welcome = connection.calls, connection.welcome
+        calls.make_proxy = functools.partial(proxy_of, calls)
+        calls.encoder.by_name = self._synced.by_name
+        self._ports = Ports(calls)
+        connection.events.on_event = self._on_event
         connection.on(Kind.LOG, self._logs.receive)
         connection.on(Kind.RUN_STATE, self._runs.receive)
         connection.on(Kind.PORT_MESSAGE, self._ports.receive)
         connection.on(Kind.PORT_MESSAGES, self._ports.receive)
         connection.on_end(self._ports.end)
+        connection.on_end(self._ended)
         connection.on_fork(self._ports.let_go)
-        welcome = connection.welcome
-        self.session: str = welcome.session
-        """Name of the session, for `connect` to attach to."""
-        self.hosts = HostMeshProxy(WholeMesh(calls, 0, "hosts", Shape.row_major({"hosts": len(welcome.workers)})))
-        """The worker hosts, with the one dimension ``hosts``. `refresh_hosts` adds those that have joined."""
-        self._first_hosts = self.hosts
+        first = HostMeshProxy(WholeMesh(calls, 0, "hosts", Shape.row_major({"hosts": len(welcome.workers)})))
+        self._first_hosts = self._hosts = first
         self._known_hosts = len(welcome.workers) + len(welcome.joined)
         self.versions: Mapping[str, str] = dict(welcome.versions)
         """Versions of python, monarch-loom, torchmonarch and torch in the cluster."""
+        self._connection = connection
+        self._failures.move_to(connection.events)
         connection.start()
-        self._take_joined()
+        self._take_joined(calls)
+
+    def _ended(self, error: LoomError) -> None:
+        if not isinstance(error, SessionRestarted):
+            self._over.set()
+
+    @property
+    def _calls(self) -> Calls:
+        """The calls of the session's driver: after `SessionRestarted` of the next one, to which this attaches.
+
+        Raises:
+            LoomError: it cannot be attached to, as when another program has done so.
+        """
+        connection = self._connection
+        if not isinstance(connection.calls.error, SessionRestarted) or self._closed or connection.forked:
+            return connection.calls
+        with self._anew:
+            if self._connection is connection:
+                made = connection.anew(ATTACH_WITHIN)
+                logger.warning("%s", connection.calls.error)
+                self._synced.move_to(made.calls)
+                self._runs.move_to_next_driver()
+                for of_driver in ("weaver", "debugger"):
+                    self.__dict__.pop(of_driver, None)
+                self._attached = True
+                self._begin(made)
+            return self._connection.calls
+
+    @property
+    def hosts(self) -> HostMeshProxy:
+        """The worker hosts, with the one dimension ``hosts``. `refresh_hosts` adds those that have joined."""
+        _ = self._calls
+        return self._hosts
 
     def _on_event(self, event: Event) -> None:
         if event.name == "host_joined":
             self._known_hosts = max(self._known_hosts, event.details["host"] + 1)
         self._fault_hook.handle(event)
 
-    def _take_joined(self) -> list[int]:
+    def _take_joined(self, calls: Calls) -> list[int]:
         """Let `hosts` have all hosts that have joined. Return the numbers of those that it did not have."""
-        before, count = len(self.hosts), self._known_hosts
-        if count > before and not self._calls.watching:
-            whole = WholeMesh(
-                self._calls, self._calls.send(AllHosts(count)), "hosts", Shape.row_major({"hosts": count})
-            )
-            self._calls.states.share_hosts(whole.ident)
-            self.hosts = HostMeshProxy(whole)
-        return [*range(before, len(self.hosts))]
+        before, count = len(self._hosts), self._known_hosts
+        if count > before and not calls.watching:
+            shape = Shape.row_major({"hosts": count})
+            whole = WholeMesh(calls, calls.send(AllHosts(count)), "hosts", shape)
+            calls.states.share_hosts(whole.ident)
+            self._hosts = HostMeshProxy(whole)
+        return [*range(before, len(self._hosts))]
 
     @property
     def token(self) -> str | None:
@@ -152,11 +203,11 @@ class Job(Shown):
         None, the default, shows it if ``LOOM_PROGRESS`` is 1; or if that is not set, and stderr is a terminal or
         this is a notebook.
         """
-        return self._calls.progress
+        return self._connection.calls.progress
 
     @progress.setter
     def progress(self, show: bool | None) -> None:
-        self._calls.progress = show
+        self._connection.calls.progress = show
 
     @functools.cached_property
     def weaver(self) -> WeaverProxy:
@@ -182,13 +233,13 @@ class Job(Shown):
 
     def state(self) -> JobState:
         """Return the hosts by the names that the gateway was given; all as ``workers`` if it was given none."""
-        named = self._connection.welcome.meshes
+        hosts, named = self.hosts, self._connection.welcome.meshes
         if len(named) < 2:
-            return JobState(dict.fromkeys(named or ("workers",), self.hosts))
+            return JobState(dict.fromkeys(named or ("workers",), hosts))
         ends = {name: max(numbers) + 1 for name, numbers in named.items()}
-        ends[list(named)[-1]] = len(self.hosts)  # the last one grows
+        ends[list(named)[-1]] = len(hosts)  # the last one grows
         return JobState(
-            {name: self.hosts.slice(hosts=slice(min(numbers), ends[name])) for name, numbers in named.items()}
+            {name: hosts.slice(hosts=slice(min(numbers), ends[name])) for name, numbers in named.items()}
         )
 
     @property
@@ -198,10 +249,11 @@ class Job(Shown):
         Of several with one name, the newest that was not stopped has it. The others have their id behind it, such
         as ``trainers#3``.
         """
+        calls = self._calls
         if self._attached:
             self._attached = False
-            find_meshes(self._calls)
-        return self._calls.meshes.by_name()
+            find_meshes(calls)
+        return calls.meshes.by_name()
 
     def events(self, timeout: float | None = None) -> Iterator[Event]:
         """Yield each event of the session since this connection began, then new ones as they come.
@@ -209,6 +261,7 @@ class Job(Shown):
         Args:
             timeout: stop after this many seconds without an event; None goes on until the session ends.
         """
+        _ = self._calls
         return self._connection.events.read(timeout)
 
     def on_failure(self, callback: Callable[[MeshFailure], object]) -> Callable[[], None]:
@@ -289,7 +342,7 @@ class Job(Shown):
             OperationFailed: the function's exception cannot be rebuilt here, or is no `Exception`.
             OperationCancelled: another program cancelled the run.
             RunNameTaken: a run of that name is still going.
-            SessionRestarted: the driver has died, and the function goes on with another one: attach to the session.
+            SessionRestarted: the driver has died, and the function goes on with another one: `runs` has it.
             UnpicklableError: the function, an argument or the result cannot be pickled.
         """
         runs = self._runs
@@ -338,8 +391,9 @@ class Job(Shown):
             The indexes, in the dimension ``hosts``, of the hosts that have come back or joined since the last call,
             also of those that the session has used again by itself.
         """
-        back: list[int] = self._calls.ask(RefreshHosts()).get()
-        return sorted({*back, *self._take_joined()})
+        calls = self._calls
+        back: list[int] = calls.ask(RefreshHosts()).get()
+        return sorted({*back, *self._take_joined(calls)})
 
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """Open a port of this session, whose messages come to this program. See `loom.Channel.open`.
@@ -441,20 +495,26 @@ class Job(Shown):
     def _reach_by(self, forward: ForwardedRoute) -> None:
         """Note that a forwarded port leads to the gateway, and close that port when the connection is over."""
         self._forward = forward
-        connection = self._connection
 
         def renew() -> None:
             forward.renew()
-            connection.move_to(forward.url)
+            self._connection.move_to(forward.url)
 
-        connection.unanswered = renew
-        connection.gone = forward.gone
+        self._connection.unanswered = renew
+        self._connection.gone = forward.gone
 
         def close() -> None:
-            self._connection.ended.wait()
-            forward.close(self._calls.error)
+            self._over.wait()
+            forward.close(self._connection.calls.error)
 
-        threading.Thread(target=close, name=f"close {forward.name}", daemon=True).start()
+        self._forward_closes = threading.Thread(target=close, name=f"close {forward.name}", daemon=True)
+        self._forward_closes.start()
+
+    def _end(self) -> None:
+        """Let the job attach to no further driver, and the forwarded port be closed."""
+        self._over.set()
+        if self._forward_closes is not None:
+            self._forward_closes.join(LAST_LINES)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End the session and stop its meshes on every host, waiting ``timeout`` seconds at most.
@@ -463,7 +523,7 @@ class Job(Shown):
         forked child of this process.
         """
         self._closed = self._closed or self._connection.forked
-        if self._calls.watching or not self._connection.welcome.may_end:
+        if self._connection.calls.watching or not self._connection.welcome.may_end:
             self.detach()
         if self._closed:
             return
@@ -472,6 +532,7 @@ class Job(Shown):
             self._connection.end_session(timeout)
             self._logs.drain(LAST_LINES)
         finally:
+            self._end()
             self._on_close.close()
 
     def detach(self) -> SessionLife:
@@ -488,9 +549,10 @@ class Job(Shown):
         if not self._closed:
             self._closed = True
             if self._connection.send_rest() and not self._connection.away:
-                life = self._calls.ask_life(ASK_TIMEOUT)
+                life = self._connection.calls.ask_life(ASK_TIMEOUT)
             self._connection.leave(f"this program has detached from session {self.session!r}")
             self._logs.drain(LAST_LINES)
+            self._end()
         return life
 
     @property
@@ -512,11 +574,13 @@ class Job(Shown):
         return LiveRuns(runs, self.weaver._ask, self._repr_html_, lambda: self.closed)
 
     def _repr_html_(self) -> str:
-        meshes = {name: (repr(mesh), mesh._panel()) for name, mesh in self._calls.meshes.by_name().items()}
+        meshes = {
+            name: (repr(mesh), mesh._panel()) for name, mesh in self._connection.calls.meshes.by_name().items()
+        }
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         details = f"{'closed' if self.closed else 'open'}, at {self.url}; {versions}"
-        return job_html(f"Job {self.session}", details, self.hosts._panel(), meshes)
+        return job_html(f"Job {self.session}", details, self._hosts._panel(), meshes)
 
     def __repr__(self) -> str:
         closed = ", closed" if self.closed else ""
-        return f"<Job {self.session!r} at {self.url} over {self.transport}, {self.hosts.extent}{closed}>"
+        return f"<Job {self.session!r} at {self.url} over {self.transport}, {self._hosts.extent}{closed}>"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from loom.errors import LoomError, NameTaken, NoSuchRun, ProtocolMismatch
+from loom.errors import LoomError, NameTaken, NoSuchRun, ProtocolMismatch, SessionRestarted
 from loom.tracing.trace_ids import current_trace
 from loom.weaver.run_views import TrainingName
 from loom.wire.bodies import (
@@ -24,6 +24,7 @@ from loom.wire.bodies import (
     RunChanged,
     StartRun,
 )
+from loom.wire.body import Body
 from loom.wire.messages import Buffer, Message
 from loom.wire.mux import After
 from loom.wire.plain import shortened
@@ -40,12 +41,20 @@ class RunHandle(Shown):
     """A function that runs, or has run, in the driver, from ``job.run(fn, detach=True)`` or ``job.runs()``.
 
     Awaiting a handle returns the function's result. The run goes on while no client is connected; a later
-    connection to the session finds it with ``job.runs()``.
+    connection to the session finds it with ``job.runs()``. When its driver dies, the handle says so once by
+    `SessionRestarted`. After that it is the function's that the next driver has started again, if that has.
     """
 
-    def __init__(self, caller: Calls, ident: int, name: str) -> None:
+    def __init__(
+        self, caller: Calls, ident: int, name: str, follow: Callable[[RunHandle], object] = lambda handle: None
+    ) -> None:
         self._caller = caller
+        self._follow = follow
         self._answer: FutureProxy[Any] | None = None
+        self._asked: FutureProxy[Any] | None = None
+        """The answer that was asked for last."""
+        self._has_said = False
+        """True if an operation was refused because the driver has died."""
         self.id = ident
         """Number of the run, unique in the session."""
         self.name = name
@@ -67,8 +76,8 @@ class RunHandle(Shown):
     @property
     def future(self) -> FutureProxy[Any]:
         """The future of the run's result, for `loom.wait` and `loom.as_completed`."""
-        if self._answer is None:
-            self._answer = self._caller.ask(AwaitRun(self.id), key=After(self.id))
+        if self._answer is None or _says_restarted(self._answer):
+            self._answer = self._ask(AwaitRun(self.id))
         return self._answer
 
     def result(self, timeout: float | None = None) -> Any:
@@ -106,7 +115,7 @@ class RunHandle(Shown):
         which is no `Exception`, when the function next runs Python code: a sleep or a wait in C ends first. A
         function that catches the exception and goes on is not cancelled.
         """
-        return bool(self._caller.ask(EndRun(self.id, "cancel"), key=After(self.id)).get())
+        return bool(self._ask(EndRun(self.id, "cancel")).get())
 
     def forget(self) -> None:
         """Let the driver forget the run, if it has ended, so that others are kept longer."""
@@ -134,7 +143,31 @@ class RunHandle(Shown):
         return RunOutput(self)
 
     def _ask_output(self, position: int, wait: bool = True) -> FutureProxy[Any]:
-        return self._caller.ask(ReadRunOutput(self.id, position, wait), key=After(self.id))
+        return self._ask(ReadRunOutput(self.id, position, wait))
+
+    def _ask(self, operation: Body) -> FutureProxy[Any]:
+        self._asked = self._driver().ask(operation, key=After(self.id))
+        return self._asked
+
+    def _driver(self) -> Calls:
+        """Return the calls of the driver that has the run: of the next one, once it was said that one has died.
+
+        Raises:
+            SessionRestarted: that was not said before, or the next one does not have the run.
+        """
+        error = self._caller.error
+        if isinstance(error, SessionRestarted):
+            if not (self._has_said or _says_restarted(self._asked) or _says_restarted(self._answer)):
+                self._has_said = True
+                raise error
+            self._follow(self)
+        return self._caller
+
+    def _move_to(self, caller: Calls) -> None:
+        """Go on with the session's next driver, which has the run."""
+        self._caller, self._asked, self._has_said = caller, None, False
+        if not self.done():
+            self._answer = None
 
     def _note(self, status: str, started: float | None, finished: float | None) -> None:
         if not self.done():
@@ -161,13 +194,17 @@ class RunOutput:
 
     def __init__(self, run: RunHandle) -> None:
         self._run = run
+        self._caller = run._caller
         self._position = 0
         self._ended = False
         self._asked: FutureProxy[Any] | None = None
 
     def ask(self) -> FutureProxy[Any]:
         """Ask the driver for more output, if no earlier request is pending; return the answer's future."""
-        if self._asked is None:
+        if self._asked is None or _says_restarted(self._asked):
+            driver = self._run._driver()
+            if driver is not self._caller:  # the function was started again, and so was its output
+                self._caller, self._position = driver, 0
             self._asked = self._run._ask_output(self._position)
         return self._asked
 
@@ -216,6 +253,11 @@ class RunOutput:
         raise StopAsyncIteration
 
 
+def _says_restarted(answer: FutureProxy[Any] | None) -> bool:
+    """Return whether an answer was read, and is that its driver has died and another one goes on."""
+    return answer is not None and isinstance(answer._error, SessionRestarted)
+
+
 def _printed(pieces: Sequence[tuple[int, str]]) -> str:
     return "".join(text for stream, text in pieces if stream != RECORD)
 
@@ -225,12 +267,20 @@ class KnownRuns:
 
     Args:
         printing: returns whether `call` prints what arrives now.
+        current: returns the calls of the session's driver, which after `SessionRestarted` is another one.
     """
 
-    def __init__(self, caller: Calls, printing: Callable[[], bool] = lambda: True) -> None:
-        self._caller = caller
+    def __init__(
+        self,
+        caller: Calls,
+        printing: Callable[[], bool] = lambda: True,
+        current: Callable[[], Calls] | None = None,
+    ) -> None:
+        self._current = current or (lambda: caller)
         self._printing = printing
         self._handles: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
+        self._before: WeakValueDictionary[int, RunHandle] = WeakValueDictionary()
+        """The handles of an earlier driver's runs, of which the session's driver may have started some again."""
         self._lock = threading.Lock()
         self._listing = 0  # lists that were asked for, and whose handles are not made yet
         self._missed: dict[int, RunChanged] = {}  # messages of runs without a handle
@@ -246,14 +296,31 @@ class KnownRuns:
                 return
         handle._note(changed.status, changed.started, changed.finished)
 
+    def move_to_next_driver(self) -> None:
+        """Note that the session has another driver, before anything comes from it."""
+        with self._lock:
+            self._before, self._handles = self._handles, WeakValueDictionary()
+
+    def _follow(self, handle: RunHandle) -> None:
+        """Move a handle to the session's driver, if that has started its function again.
+
+        Raises:
+            SessionRestarted: it has not.
+        """
+        lost = handle._caller
+        self.listed()
+        if handle._caller is lost:
+            lost.check_open()
+
     def listed(self) -> dict[str, RunHandle]:
         """Return the driver's runs by name, oldest first; of two with one name, the going or the newer one."""
+        caller = self._current()
         with self._lock:
             self._listing += 1
         try:
-            listed = self._caller.ask(ListRuns(self._caller.knows_trainings or None)).get()
+            listed = caller.ask(ListRuns(caller.knows_trainings or None)).get()
             with self._lock:
-                handles = [self._handle(*one) for one in listed]
+                handles = [self._handle(caller, *one) for one in listed]
         finally:
             with self._lock:
                 self._listing -= 1
@@ -267,6 +334,7 @@ class KnownRuns:
 
     def _handle(
         self,
+        caller: Calls,
         ident: int,
         name: str,
         status: str,
@@ -277,7 +345,12 @@ class KnownRuns:
         """Return the handle of a run that was listed, in its newest state: it may have ended since."""
         handle = self._handles.get(ident)
         if handle is None:
-            handle = self._handles[ident] = RunHandle(self._caller, ident, name)
+            handle = self._before.pop(ident, None)
+            if handle is not None and handle.name == name:
+                handle._move_to(caller)
+            else:
+                handle = RunHandle(caller, ident, name, self._follow)
+            self._handles[ident] = handle
         handle._note(status, started, finished)
         handle.trains = tuple(TrainingName(*one) for one in trains)
         if (missed := self._missed.get(ident)) is not None:
@@ -293,10 +366,11 @@ class KnownRuns:
         restarts: int = 0,
     ) -> RunHandle:
         """Start a function and return its handle at once."""
-        operation = self._operation(True, restarts)
-        handle, parts = self._prepare(fn, args, kwargs, name)
-        self._caller.send(replace(operation, name=handle.name), parts, ident=handle.id)
-        self._caller.flush()
+        caller = self._current()
+        operation = self._operation(caller, True, restarts)
+        handle, parts = self._prepare(caller, fn, args, kwargs, name)
+        caller.send(replace(operation, name=handle.name), parts, ident=handle.id)
+        caller.flush()
         return handle
 
     def call(
@@ -308,9 +382,9 @@ class KnownRuns:
         restarts: int = 0,
     ) -> Any:
         """Start a function, print its output if printing is on, and return its result."""
-        operation = self._operation(False, restarts)
-        handle, parts = self._prepare(fn, args, kwargs, name)
-        caller = self._caller
+        caller = self._current()
+        operation = self._operation(caller, False, restarts)
+        handle, parts = self._prepare(caller, fn, args, kwargs, name)
         handle._answer = caller.ask(replace(operation, name=handle.name), parts, ident=handle.id)
         try:
             with contextlib.suppress(NoSuchRun):  # it ended, and so many others after it that it was forgotten
@@ -329,21 +403,25 @@ class KnownRuns:
         handle.forget()
         return handle.result()
 
-    def _operation(self, detached: bool, restarts: int) -> StartRun:
+    def _operation(self, caller: Calls, detached: bool, restarts: int) -> StartRun:
         """Return the operation for a function that has no name yet."""
         if isinstance(restarts, bool) or not isinstance(restarts, int) or not 0 <= restarts <= AT_EACH:
             raise ValueError(f"restarts is a number from 0 to {MOST_RESTARTS}, not {shortened(restarts)}")
-        if 0 < restarts < AT_EACH and not self._caller.knows_restarts:
+        if 0 < restarts < AT_EACH and not caller.knows_restarts:
             raise ProtocolMismatch(
                 "the cluster's Loom is older, and starts no function again: upgrade it, or leave out restarts"
             )
-        trace = current_trace() if self._caller.knows_traces else None
-        return StartRun("", detached, trace, restarts if self._caller.knows_restarts and restarts else None)
+        trace = current_trace() if caller.knows_traces else None
+        return StartRun("", detached, trace, restarts if caller.knows_restarts and restarts else None)
 
     def _prepare(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None
+        self,
+        caller: Calls,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        name: str | None,
     ) -> tuple[RunHandle, Sequence[Buffer]]:
-        caller = self._caller
         caller.check_open()
         if not callable(fn):
             raise TypeError(f"run() takes a function and then its arguments; {fn!r} is not a function")
@@ -360,5 +438,5 @@ class KnownRuns:
                 code="run_name_taken",
             )
         parts = caller.encoder.dumps((fn, args, kwargs), f"{label} (function, args, kwargs)")
-        handle = self._handles[ident] = RunHandle(caller, ident, name)
+        handle = self._handles[ident] = RunHandle(caller, ident, name, self._follow)
         return handle, parts

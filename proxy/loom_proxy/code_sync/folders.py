@@ -87,6 +87,14 @@ class SyncedFolders:
         # The lowest id of proc meshes that have a module, by its name and file; None if it is not in a folder.
         self._names: dict[tuple[str, str], int | None] = {}
 
+    def move_to(self, caller: Calls) -> None:
+        """Go on with the session's next driver, which has the folders, and no proc mesh from before them."""
+        with self._lock:
+            self._caller = caller
+            for folder in self._folders.values():
+                folder.modules = {path: file._replace(since=0) for path, file in folder.modules.items()}
+            self._names = {}
+
     def by_name(self, module: str, procs: int | None) -> bool:
         """Return whether a module's code travels by reference, because a proc mesh has its synced folder.
 

@@ -175,6 +175,11 @@ class Calls(Waits):
         """The error that ended the connection, if it is over."""
         return self._error
 
+    @property
+    def unanswered(self) -> int:
+        """The number of operations without an answer yet."""
+        return len(self._waiting)
+
     def check_open(self) -> None:
         """Raise the error that ended the connection, if it is over."""
         if self._error is not None:

@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 import os
+import secrets
 import select
 import threading
 import time
@@ -19,9 +20,12 @@ from dataclasses import replace
 
 from loom.errors import (
     ConnectionLost,
+    DriverUnavailable,
     InForkedChild,
     LoomError,
     SessionClosed,
+    SessionInUse,
+    SessionRestarted,
     TokenRevoked,
     UnknownSession,
     because,
@@ -112,10 +116,48 @@ class Connection:
 
     @classmethod
     def open(cls, address: Address, hello: Hello, timeout: float) -> Connection:
-        """Connect to a gateway and open a session, or attach to a living one."""
+        """Connect to a gateway and open a session, or attach to a living one.
+
+        Try again, for ``timeout`` seconds, if a connection is cut in the handshake. A new session has a made-up
+        name, so that the gateway opens it once, however often it is asked.
+        """
+        until = time.monotonic() + timeout
         hello = replace(hello, capabilities=_capabilities())
-        handshake = connect(address, hello, timeout)
-        return cls(handshake, address, Stream(lanes="lanes" in handshake.welcome.capabilities))
+        if hello.session is None:
+            hello = replace(hello, opening=secrets.token_hex(16))
+        cut: ConnectionLost | None = None
+        for delay in RECONNECT:
+            time.sleep(delay)
+            try:
+                handshake = connect(address, hello, timeout)
+                return cls(handshake, address, Stream(lanes="lanes" in handshake.welcome.capabilities))
+            except ConnectionLost as error:
+                cut = error
+            except SessionInUse:
+                if cut is None:  # else perhaps by the connection that was cut, as the gateway has not noticed
+                    raise
+            if time.monotonic() >= until:
+                raise cut
+            if hello.session is None:
+                hello = replace(hello, take_over=True)  # from the connection that was cut
+        raise AssertionError("unreachable")
+
+    def anew(self, timeout: float) -> Connection:
+        """Attach to the session's next driver, after this one's connection has ended with `SessionRestarted`."""
+        hello = Hello(client=CLIENT, session=self.welcome.session, mode=self.welcome.mode)
+        until = time.monotonic() + timeout
+        for delay in RECONNECT:
+            time.sleep(delay)
+            try:
+                made = Connection.open(self.address, hello, timeout)
+                break
+            except (*TRANSIENT, DriverUnavailable):
+                if self.gone() is not None or time.monotonic() > until:
+                    raise
+                self.unanswered()
+        made.gone, made.unanswered = self.gone, self.unanswered
+        made.calls.progress, made.calls.environment = self.calls.progress, self.calls.environment
+        return made
 
     def move_to(self, url: str) -> None:
         """Reconnect to another URL of the gateway from now on."""
@@ -361,6 +403,8 @@ class Connection:
     def _fail(self, error: LoomError) -> None:
         if self._ending and isinstance(error, UnknownSession):  # it has ended as asked, and the answer was lost
             error = SessionClosed(self._closed_here)
+        if isinstance(error, SessionRestarted):
+            error.meshes, error.unanswered = tuple(self.calls.meshes.by_name()), self.calls.unanswered
         error = self.calls.fail(error)
         for callback in self._end_callbacks:
             callback(error)

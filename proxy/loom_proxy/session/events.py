@@ -143,7 +143,6 @@ class FailureCallbacks:
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callable[[MeshFailure], object]] = {}
         self._thread: threading.Thread | None = None
-        self._reading: Iterator[Event] | None = None
 
     def add(self, callback: Callable[[MeshFailure], object]) -> Callable[[], None]:
         """Call a function with every failure from now on; return a function that removes it."""
@@ -151,9 +150,7 @@ class FailureCallbacks:
         with self._lock:
             self._callbacks[key] = callback
             if self._thread is None:
-                calling = "call functions for failures", self._run
-                self._thread = threading.Thread(target=keep_going, args=calling, name="loom-failures", daemon=True)
-                self._thread.start()
+                self._start()
 
         def remove() -> None:
             with self._lock:
@@ -161,9 +158,24 @@ class FailureCallbacks:
 
         return remove
 
-    def _run(self) -> None:
-        self._reading = self._reading or self._log.read()  # goes on behind an event that was the thread's end
-        for event in self._reading:
+    def move_to(self, log: SessionEvents) -> None:
+        """Go on with the events of the session's next driver. The thread ends behind the last one of the former."""
+        with self._lock:
+            if log is not self._log:
+                self._log, self._thread = log, None
+                if self._callbacks:
+                    self._start()
+
+    def _start(self) -> None:
+        run = partial(self._run, self._log, [])
+        calling = "call functions for failures", run
+        self._thread = threading.Thread(target=keep_going, args=calling, name="loom-failures", daemon=True)
+        self._thread.start()
+
+    def _run(self, log: SessionEvents, reading: list[Iterator[Event]]) -> None:
+        if not reading:
+            reading.append(log.read())  # goes on behind an event that was the thread's end
+        for event in reading[0]:
             failure = failure_of(event)
             if failure is None:
                 continue

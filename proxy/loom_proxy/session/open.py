@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
-from dataclasses import replace
 
-from loom.errors import (
-    ConnectionLost,
-    GatewayUnreachable,
-    LoomError,
-    ProtocolMismatch,
-    SessionInUse,
-    WorkersSilent,
-    WrongArguments,
-)
+from loom.errors import GatewayUnreachable, LoomError, ProtocolMismatch, WorkersSilent, WrongArguments
 from loom.rest_client import ForwardedRoute, TokenSource, normalise_url, safe_url
 from loom.tracing.spans import recorder
 from loom.wire.handshake import MODES, Hello
@@ -152,10 +142,10 @@ def _open_job(address: Address, hello: Hello, timeout: float) -> Job:
     attached = hello.session is not None
     for _ in range(ATTEMPTS - 1):
         try:
-            return _job(_open(address, hello, timeout), attached, hello.mode)
+            return _job(Connection.open(address, hello, timeout), attached, hello.mode)
         except WorkersSilent:
             continue  # the next session's driver has another port
-    return _job(_open(address, hello, timeout), attached, hello.mode)
+    return _job(Connection.open(address, hello, timeout), attached, hello.mode)
 
 
 def _job(connection: Connection, attached: bool, mode: str) -> Job:
@@ -173,28 +163,3 @@ def _job(connection: Connection, attached: bool, mode: str) -> Job:
         except (LoomError, TimeoutError) as error:
             logger.warning("this program's clock was not compared with the session's: %s", error)
     return job
-
-
-def _open(address: Address, hello: Hello, timeout: float) -> Connection:
-    """Open a session or attach to one. Try again, for ``timeout`` seconds, if a connection is cut in the handshake.
-
-    A new session has a made-up name, so that the gateway opens it once, however often it is asked.
-    """
-    until = time.monotonic() + timeout
-    if hello.session is None:
-        hello = replace(hello, opening=secrets.token_hex(16))
-    cut: ConnectionLost | None = None
-    for delay in RECONNECT:
-        time.sleep(delay)
-        try:
-            return Connection.open(address, hello, timeout)
-        except ConnectionLost as error:
-            cut = error
-        except SessionInUse:
-            if cut is None:  # else perhaps by the connection that was cut, as the gateway has not noticed
-                raise
-        if time.monotonic() >= until:
-            raise cut
-        if hello.session is None:
-            hello = replace(hello, take_over=True)  # from the connection that was cut
-    raise AssertionError("unreachable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import time
 from collections.abc import Iterator
@@ -101,32 +102,102 @@ def test_a_function_goes_on_with_another_driver_when_its_driver_is_killed(
     quick = job.run(os.getpid, detach=True, name="quick")
     until_it_prints(run, "start 1")
     driver = quick.result(IN_TIME)
-    pids = list(job.hosts.spawn_procs(name="more").spawn("counters", Counter).pid.call().get(BOUND).values())
+    counters = job.hosts.spawn_procs(name="more").spawn("counters", Counter)
+    pids = list(counters.pid.call().get(BOUND).values())
 
     os.kill(driver, signal.SIGKILL)
 
-    with pytest.raises(loom.SessionRestarted, match=r"was killed by SIGKILL.*loom\.connect\(session="):
+    with pytest.raises(loom.SessionRestarted, match=r"was killed by SIGKILL.*loom\.connect\(session=") as lost:
         run.result(BOUND)
+    assert set(lost.value.meshes) >= {"more", "counters"}
+    assert lost.value.unanswered >= 1
     for pid in pids:
         await_end(pid)
-    with gateway.connect(job.session) as again:
-        assert again.session == job.session
-        assert list(again.runs()) == ["counts"]
-        assert again.runs()["counts"].id == run.id
-        assert again.meshes == {}
-        until_it_prints(again.runs()["counts"], "2 more restarts are left")
-        await_true(lambda: len(starts_of(folder)) == 2)
-        later = again.run(os.getpid)
-        assert starts_of(folder) == [driver, later]
-        assert gateway.session(job.session)["state"] == "open"
-        (tmp_path / "go").touch()
-        assert again.runs()["counts"].result(BOUND) == (2, 1)
-        # Nothing is left to start again, so a driver that dies now is the end of the session.
-        os.kill(later, signal.SIGKILL)
-        with pytest.raises(loom.SessionLost) as caught:
-            again.run(len, "abc")
+    # The job goes on, and so does the function's handle. Those of what is gone say so.
+    until_it_prints(run, "2 more restarts are left")
+    assert job.runs() == {"counts": run}
+    assert job.meshes == {}
+    for _ in range(2):
+        with pytest.raises(loom.SessionRestarted):
+            quick.output()
+        with pytest.raises(loom.SessionRestarted):
+            counters.pid.call()
+    await_true(lambda: len(starts_of(folder)) == 2)
+    later = job.run(os.getpid)
+    assert starts_of(folder) == [driver, later]
+    assert gateway.session(job.session)["state"] == "open"
+    assert len(job.hosts.spawn_procs(name="later").spawn("counters", Counter).pid.call().get(BOUND)) == len(pids)
+    (tmp_path / "go").touch()
+    assert run.result(BOUND) == (2, 1)
+    # Nothing is left to start again, so a driver that dies now is the end of the session.
+    os.kill(later, signal.SIGKILL)
+    with pytest.raises(loom.SessionLost) as caught:
+        job.run(len, "abc")
     assert not isinstance(caught.value, loom.SessionRestarted)
     assert list(gateway.state.glob("*.restart")) == []
+
+
+@pytest.mark.slow
+def test_a_job_is_told_when_another_program_has_its_session(gateway: Gateway, folder: Path, tmp_path: Path) -> None:
+    job = gateway.connect()
+    run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=1)
+    until_it_prints(run, "start 1")
+    driver = starts_of(folder)[0]
+    os.kill(driver, signal.SIGKILL)
+    with pytest.raises(loom.SessionRestarted):
+        run.result(BOUND)
+
+    with gateway.connect(job.session) as other:
+        with pytest.raises(loom.SessionInUse):
+            job.runs()
+        with pytest.raises(loom.SessionInUse):
+            run.result(BOUND)
+        assert list(other.runs()) == ["counts"]
+        other.detach()
+
+    (tmp_path / "go").touch()
+    assert run.result(BOUND) == (2, 1)
+    job.close()
+
+
+@pytest.mark.slow
+def test_output_and_callbacks_go_on_with_the_next_driver(gateway: Gateway, folder: Path, tmp_path: Path) -> None:
+    failures: queue.Queue[loom.MeshFailure] = queue.Queue()
+    job = gateway.connect()
+    job.on_failure(failures.put)
+    run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=1)
+    output = run.follow()
+    assert "start 1" in next(output)
+    os.kill(starts_of(folder)[0], signal.SIGKILL)
+    with pytest.raises(loom.SessionRestarted):
+        list(output)
+
+    assert "0 more restarts are left" in next(output)
+    pid, *_ = job.hosts.spawn_procs(name="more").spawn("counters", Counter).pid.call().get(BOUND).values()
+    os.kill(pid, signal.SIGKILL)
+
+    assert "sig=9" in failures.get(timeout=BOUND).text
+    (tmp_path / "go").touch()
+    assert "start 2" in "".join(output)
+    job.close()
+    await_true(lambda: gateway.rest("/sessions")["sessions"] == [])
+
+
+@pytest.mark.slow
+def test_a_job_that_is_closed_after_its_driver_has_died_leaves_the_function_alone(
+    gateway: Gateway, folder: Path, tmp_path: Path
+) -> None:
+    with gateway.connect() as job, contextlib.suppress(loom.SessionRestarted):
+        run = job.run(count, str(folder), job.hosts, 1, detach=True, name="counts", restarts=1)
+        until_it_prints(run, "start 1")
+        os.kill(starts_of(folder)[0], signal.SIGKILL)
+        run.result(BOUND)
+
+    with pytest.raises(loom.SessionRestarted):
+        job.runs()
+    with gateway.connect(job.session) as again:
+        (tmp_path / "go").touch()
+        assert again.runs()["counts"].result(BOUND) == (2, 1)
 
 
 def test_a_mesh_of_the_driver_is_no_argument_of_a_function_with_restarts(gateway: Gateway, folder: Path) -> None:

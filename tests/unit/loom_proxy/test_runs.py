@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loom.errors import ProtocolMismatch
+from loom.errors import LoomError, ProtocolMismatch
 from loom.weaver.run_views import TrainingName
 from loom.wire.bodies import AT_EACH, ListRuns, ReadRunOutput, RunChanged
 from loom_proxy.runs import KnownRuns
@@ -15,6 +15,8 @@ from loom_proxy.runs import KnownRuns
 
 class Answer:
     """Stands in for a future that is done."""
+
+    _error = None
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -32,6 +34,7 @@ class StandIn:
     knows_traces = False
     knows_trainings = False
     knows_restarts = False
+    error: LoomError | None = None
 
     def __init__(self) -> None:
         self.ended = threading.Event()
