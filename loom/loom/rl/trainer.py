@@ -229,6 +229,7 @@ class Trainer(TrainerActor):
         self._shard = 0
         self._published = -1  # the step of the weights that this process published last
         self._kept: dict[int, Mapping[str, Any]] = {}  # the newest weights, by step, unless they are files
+        self._sent = -1  # the newest step of the weights that generators asked for
         self._transfers: dict[str, WeightTransfer] = {}  # by the server's URL
         self._newest = -1  # the step of the weights that generators can have: kept, or written by this process
         self._changed = threading.Condition()  # notified when there are newer weights
@@ -420,7 +421,7 @@ class Trainer(TrainerActor):
             return
         if transfer and causal.is_causal(model):  # vLLM knows the names of files
             weights, final = causal.with_names_of_files(model, weights, dtype, final)
-        self._announce(step, tensor_files.copied(weights, dtype, final))
+        self._announce(step, tensor_files.copied(weights, dtype, final, self._kept.get(self._newest)))
 
     def _write(self, model: Any, weights: Mapping[str, Any], step: int, final: Final) -> None:
         """Write weights to their folder: the first process does, the others of its group give it their parts."""
@@ -439,14 +440,19 @@ class Trainer(TrainerActor):
             weight_files.save(weights, config, folder, step)
 
     def _announce(self, step: int, state: Mapping[str, Any] | None = None) -> None:
-        """Let `await_weights` return the step. Given weights are kept for messages."""
+        """Let `await_weights` return the step. Given weights are kept to be sent."""
         with self._changed:
-            self._newest = step
+            self._newest, self._sent = step, min(self._sent, step - 1)  # the step may be made again
             if state is not None:
                 self._kept[step] = state
-            for old in sorted(self._kept)[: -self._run.keep]:
-                del self._kept[old]
+            self._forget()
             self._changed.notify_all()
+
+    def _forget(self) -> None:
+        """Forget weights that were asked for, and older ones. Generators that start again take the newest."""
+        for step in sorted(self._kept.keys() - {self._newest}):
+            if not self._sent < step < self._newest or len(self._kept) > self._run.keep:
+                del self._kept[step]
 
     @concurrent_endpoint
     async def rollouts_written(self) -> None:
@@ -480,13 +486,20 @@ class Trainer(TrainerActor):
         Returns:
             The step of the weights, and for each generator why it has not got them; None if it has.
         """
+        return await self._send_weights(step, generators)
+
+    async def _send_weights(self, step: int, generators: list[Any]) -> tuple[int, list[str | None]]:
         with self._changed:
             sent = step if step in self._kept else max(self._kept)
             state = self._kept[sent]
         transfer = self._run.weights is Weights.TRANSFER
         shown, send = ("transfer", self._transfer) if transfer else ("message", _send)
         sending = [_sent(shown, sent, functools.partial(send, one, sent, state)) for one in generators]
-        return sent, await asyncio.gather(*sending)
+        results = await asyncio.gather(*sending)
+        with self._changed:
+            self._sent = max(self._sent, sent)
+            self._forget()
+        return sent, results
 
     async def _transfer(
         self, target: TransferTarget, step: int, state: Mapping[str, Any], trace: str

@@ -59,10 +59,38 @@ def take_part(tensors: Mapping[str, Tensor], dtype: str | None = None, final: Fi
         pass
 
 
-def copied(tensors: Mapping[str, Tensor], dtype: str | None = None, final: Final = unchanged) -> dict[str, Tensor]:
-    """Return copies of whole tensors, in the CPU's memory; see `write`."""
-    whole = gathered(tensors, dtype, final)
-    return {name: one.to("cpu", _type_of(one, dtype), copy=True) for name, one in whole}
+def copied(
+    tensors: Mapping[str, Tensor],
+    dtype: str | None = None,
+    final: Final = unchanged,
+    older: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return copies of whole tensors, in the CPU's memory; see `write`.
+
+    Args:
+        older: earlier copies. A tensor that has not changed since is returned itself.
+    """
+    found: dict[str, Tensor] = {}
+    for name, one in gathered(tensors, dtype, final):
+        copy = one.to("cpu", _type_of(one, dtype), copy=True).contiguous()
+        before = (older or {}).get(name)
+        found[name] = copy if before is None or not same_bits(copy, before) else before
+    return found
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two contiguous tensors in the CPU's memory have the same type, shape and bits."""
+    import torch
+
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and bool(torch.equal(bits_of(one), bits_of(other)))
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the elements of a contiguous tensor as integers: numbers do not compare by their bits."""
+    import torch
+
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.reshape(-1).view(kinds[tensor.itemsize])
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None, final: Final = unchanged) -> int:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from loom.rl import trainer as module
 from loom.rl.arithmetic import Characters
+from loom.rl.generation.tensor_files import unchanged
 from loom.rl.rollouts import Rollout, RolloutStore, split
 from loom.rl.settings import TrainerRun, Trainers, Weights
 from loom.rl.trainer import Trainer
@@ -79,3 +81,37 @@ def test_kept_weights_are_the_newest_ones(tmp_path: Path) -> None:
 
     assert sorted(trainer._kept) == [2, 3]
     assert [trainer._await_weights(step, 0.0) for step in (1, 2, 3)] == [3, 2, 3]
+
+
+def layers_of(step: int) -> dict[str, torch.Tensor]:
+    """Return a model's tensors of a step: one does not learn."""
+    return {"embedding": torch.ones(100, 4), "head": torch.full((50, 4), float(step)), "zero": torch.zeros(2)}
+
+
+def bytes_kept(trainer: Trainer) -> int:
+    storages = [one.untyped_storage() for state in trainer._kept.values() for one in state.values()]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+async def test_few_weights_are_kept_and_share_the_tensors_that_do_not_change(tmp_path: Path) -> None:
+    run = TrainerRun(str(tmp_path), steps=9, weights=Weights.TRANSFER, temperature=1.0, keep=3, lines=False)
+    trainer = Trainer(Trainers(lambda: None, Characters()), run)
+    still, learning = (100 * 4 + 2) * 4, 50 * 4 * 4
+
+    def publish(step: int) -> tuple[list[int], int]:
+        trainer._keep(None, layers_of(step), step, unchanged)
+        return sorted(trainer._kept), bytes_kept(trainer)
+
+    assert publish(0) == ([0], still + learning)
+    assert publish(1) == ([0, 1], still + 2 * learning), "step 0 may be asked for"
+    await trainer._send_weights(0, [])
+    assert (sorted(trainer._kept), bytes_kept(trainer)) == ([1], still + learning)
+    await trainer._send_weights(1, [])
+    assert sorted(trainer._kept) == [1], "the newest, for generators that start again"
+    assert publish(2) == ([2], still + learning)
+    for step in (3, 4, 5):
+        publish(step)
+    assert (sorted(trainer._kept), bytes_kept(trainer)) == ([3, 4, 5], still + 3 * learning)
+    assert publish(4) == ([3, 4], still + 2 * learning), "steps that are made again replace the others"
+    for step, state in trainer._kept.items():
+        assert torch.equal(state["head"], layers_of(step)["head"])
