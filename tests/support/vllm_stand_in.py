@@ -81,6 +81,10 @@ class StandInServer:
     drowsy: bool = False
     """Whether it says that it sleeps, or is awake, when it is not."""
     updating: bool = False
+    stuck: bool = False
+    """Whether the engine waits for its workers, and answers nothing."""
+    half_loaded: bool = False
+    """Whether layers wait for the rest of their tensors, as `reload_weights` leaves them when it fails."""
     leaves: bool = False
     """Whether a worker leaves the trainer's group instead of receiving."""
 
@@ -102,6 +106,7 @@ class StandInServer:
                 return JSONResponse({"error": "Unauthorized"}, 401)
             if path == self.breaks:
                 self.breaks = ""
+                self.half_loaded = path == "/collective_rpc"
                 return JSONResponse({"error": {"message": "EngineDeadError"}}, 500)
             answer: Response = await call_next(request)
             if self.rpc_ms is not None:
@@ -196,8 +201,13 @@ class StandInServer:
 
         @app.post("/collective_rpc")
         async def collective_rpc(request: Request) -> Any:
-            path = Path((await request.json())["kwargs"]["weights_path"])
+            weights = (await request.json())["kwargs"]
             assert self.paused, "weights change while tokens are drawn"
+            if weights == {"weights_iterator": []}:
+                self.half_loaded = False
+                return {"results": [None] * self.workers}
+            assert not self.half_loaded, "new tensors are added to those of an order that broke"
+            path = Path(weights["weights_path"])
             assert not self.asleep, "weights change in memory that is not there"
             self.weights = -1000
             await asyncio.sleep(self.seconds)
@@ -214,6 +224,8 @@ class StandInServer:
 
         @app.get("/weight_info")
         async def weight_info() -> Any:
+            while self.stuck:  # noqa: ASYNC110 - tests change it from their thread
+                await asyncio.sleep(0.005)
             return {"weight_version": self.label}
 
         @app.post("/reset_prefix_cache")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
+from safetensors.torch import load_file, save_file
 
 import loom
 from loom.errors import Unavailable
@@ -16,6 +20,8 @@ from loom.rl.arithmetic import SMALL_SERVER
 from loom.rl.engines.engine import EngineKind
 from loom.rl.engines.make import EngineSettings, make_engine
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
+from loom.rl.engines.vllm_client import VllmClient
+from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import RequestLimits, Sampling
 from tests.support.real_vllm import needs_vllm
 from tests.system.rl.drawn import logprobs_of
@@ -75,6 +81,55 @@ async def test_fields_go_through_and_unknown_ones_are_refused(vllm: VllmEngine) 
         await vllm.complete(PROMPTS, 1, Sampling(4).with_fields({"frequency_penality": 0.5}))
     with pytest.raises(loom.WrongArguments, match="out of vocabulary"):
         await vllm.complete([[900]], 1, Sampling(4))
+
+
+def write_in_two_files(folder: Path, step: int, second: str) -> None:
+    """Write weights of which one file has a part of each layer, and the second the rest, which is not right."""
+    whole = weights.path_of(folder / "weights", 1)
+    made = weights.path_of(folder / "weights", step)
+    shutil.copytree(whole, made)
+    tensors = load_file(made / "model.safetensors")
+    (made / "model.safetensors").unlink()
+    first = {name: one for name, one in tensors.items() if "q_proj" in name or "gate_proj" in name}
+    rest = {name: one for name, one in tensors.items() if name not in first}
+    if second == "of another shape":
+        rest["model.layers.1.self_attn.v_proj.weight"] = torch.zeros(3, 5)
+    files = {"model-00001-of-00002.safetensors": first, "model-00002-of-00002.safetensors": rest}
+    for name, part in files.items():
+        save_file(part, made / name, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, part in files.items() for name in part}}
+    (made / "model.safetensors.index.json").write_text(json.dumps(index))
+    if second == "cut off":
+        os.truncate(made / name, (made / name).stat().st_size - 1000)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.guarantees("rl serving", "Weights that follow an order which broke in its middle are loaded whole")
+@pytest.mark.parametrize(("step", "second"), [(3, "cut off"), (4, "of another shape")])
+async def test_weights_after_an_order_that_broke_in_its_middle_are_whole(
+    vllm: VllmEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, second: str
+) -> None:
+    write_in_two_files(folder, step, second)
+    with monkeypatch.context() as patched:
+        patched.setattr(VllmClient, "_check_weights", lambda client, path: None)
+        with pytest.raises(Unavailable, match=f"did not load the weights of step {step}"):
+            await vllm.update_weights(step)
+
+    if second == "of another shape":  # vLLM keeps the tensor, and tries it again
+        with pytest.raises(
+            Unavailable, match="an earlier order broke in its middle, and cannot be ended: restart it"
+        ):
+            await vllm.update_weights(2)
+    with pytest.raises(Unavailable, match="has weights with the label 'loom-broken'"):
+        await vllm.step()
+    if second == "of another shape":
+        await vllm.stop()
+        await vllm.start()
+
+    await vllm.update_weights(2)
+    for one in await vllm.complete(PROMPTS, 1, Sampling(16, 0.0)):
+        assert one.weights_step == 2
+        assert one.logprobs == pytest.approx(logprobs_of(folder / "model_2", one, 1.0), abs=1e-4)
 
 
 @pytest.mark.asyncio(loop_scope="module")

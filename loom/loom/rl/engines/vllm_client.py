@@ -40,8 +40,11 @@ ASKED_AGAIN = 3
 """Times that a completion of two policies is generated again."""
 _FIELDS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
-Load = Callable[[ServerRoutes, int], Awaitable[Mapping[str, float]]]
-"""Lets as many workers load weights by the routes of their server; returns the milliseconds of each phase."""
+Load = Callable[[ServerRoutes, int, bool], Awaitable[Mapping[str, float]]]
+"""Lets as many workers load weights by the routes of their server; returns the milliseconds of each phase.
+
+The last argument is whether an earlier order broke in its middle: vLLM would add new tensors to half of the old.
+"""
 
 
 def label_of(step: int) -> str:
@@ -262,8 +265,9 @@ class VllmClient:
     async def _load(self, server: ServerRoutes, workers: int, step: int, load: Load) -> Mapping[str, float]:
         """Load weights between a pause and their label; return the milliseconds of each phase."""
         _, pause_ms = await server.post_timed(self._pause)
+        interrupted = (await server.get("/weight_info"))["weight_version"] == BROKEN
         broken_ms = await _set_label(server, BROKEN)
-        loaded = await load(server, workers)
+        loaded = await load(server, workers, interrupted)
         reset_ms = 0.0
         if self._mode is PauseMode.KEEP:  # no completion goes on, or begins, with keys of older weights
             reset, reset_ms = await server.post_timed("/reset_prefix_cache?reset_running_requests=true")
@@ -280,14 +284,25 @@ class VllmClient:
         return {name: round(ms, 3) for name, ms in phases.items()}
 
 
-async def _reload(path: str, server: ServerRoutes, workers: int) -> Mapping[str, float]:
+async def _reload(path: str, server: ServerRoutes, workers: int, interrupted: bool) -> Mapping[str, float]:
     """Let every worker load the weights in a folder."""
-    body = {"method": RELOADED, "kwargs": {"weights_path": path}}
-    answer, load_ms = await server.post_timed("/collective_rpc", body)
+    ended_ms = 0.0
+    if interrupted:
+        try:
+            ended_ms = await _reload_in_workers(server, workers, {"weights_iterator": []})
+        except LoomError as error:
+            raise OperationFailed(
+                f"an earlier order broke in its middle, and cannot be ended: restart it: {error}"
+            ) from error
+    return {"load_ms": ended_ms + await _reload_in_workers(server, workers, {"weights_path": path})}
+
+
+async def _reload_in_workers(server: ServerRoutes, workers: int, weights: Mapping[str, object]) -> float:
+    answer, load_ms = await server.post_timed("/collective_rpc", {"method": RELOADED, "kwargs": weights})
     results = answer.get("results") or []
     if len(results) < workers or any(one is not None for one in results):
         raise OperationFailed(f"{len(results)} of {workers} workers answered: {results!r:.200}")
-    return {"load_ms": load_ms}
+    return load_ms
 
 
 async def _set_label(server: ServerRoutes, label: str) -> float:

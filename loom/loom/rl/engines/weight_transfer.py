@@ -30,7 +30,7 @@ from loom.process.listen import open_store
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.server_routes import ServerRoutes, ms_since
-from loom.rl.engines.vllm_client import BROKEN, VllmClient, label_of
+from loom.rl.engines.vllm_client import VllmClient, label_of
 from loom.rl.generation.interruptible_calls import begin
 from loom.rl.generation.weight_client import UpdateAnswer, own_client
 
@@ -234,7 +234,6 @@ class WeightTransfer:
         self._backend = TransferBackend.GLOO
         self._label = ""
         """The label of the weights that the server had from this process last."""
-        self._interrupted = False
 
     async def send(self, step: int, tensors: Mapping[str, Tensor]) -> UpdateAnswer:
         """Give the server the weights of a step; return how long each phase took.
@@ -258,7 +257,6 @@ class WeightTransfer:
         """Look whether the server can take the tensors, and whether it is still in this process's group."""
         server = self._client.server
         label = (await server.get("/weight_info"))["weight_version"]
-        self._interrupted = label == BROKEN
         if label == self._label:
             return
         self._leave()
@@ -275,12 +273,12 @@ class WeightTransfer:
             await asyncio.to_thread(model_folder.check_same_tensors, model, shapes, "the trainer's weights")
 
     async def _load(
-        self, step: int, tensors: Mapping[str, Tensor], server: ServerRoutes, workers: int
+        self, step: int, tensors: Mapping[str, Tensor], server: ServerRoutes, workers: int, interrupted: bool
     ) -> Mapping[str, float]:
         """Let the server's workers load the tensors; return the milliseconds of each phase."""
         self._label, began = "", time.monotonic()
         try:
-            if self._interrupted:  # some layers are there in part, which only the end of an update puts in order
+            if interrupted:  # only the end of an update puts layers in order that are there in part
                 with contextlib.suppress(LoomError):
                     await server.post("/start_weight_update")
                 await server.post("/finish_weight_update")
