@@ -19,6 +19,7 @@ from loom import tracing
 from loom.actor import concurrent_endpoint
 from loom.driver_api import Session
 from loom.errors import TrainingFailed
+from loom.rl.engines.sparse_patches import Comparisons
 from loom.rl.engines.weight_transfer import TransferTarget, WeightTransfer
 from loom.rl.generation.interruptible_calls import LOOK_EVERY, begin
 from loom.rl.generation.tensor_files import Final
@@ -493,22 +494,25 @@ class Trainer(TrainerActor):
             sent = step if step in self._kept else max(self._kept)
             state = self._kept[sent]
         transfer = self._run.weights is Weights.TRANSFER
-        shown, send = ("transfer", self._transfer) if transfer else ("message", _send)
+        by_transfer = functools.partial(self._transfer, Comparisons())
+        shown, send = ("transfer", by_transfer) if transfer else ("message", _send)
         sending = [_sent(shown, sent, functools.partial(send, one, sent, state)) for one in generators]
         results = await asyncio.gather(*sending)
+        for one in self._transfers.values():
+            one.forget_other(state)
         with self._changed:
             self._sent = max(self._sent, sent)
             self._forget()
         return sent, results
 
     async def _transfer(
-        self, target: TransferTarget, step: int, state: Mapping[str, Any], trace: str
+        self, comparisons: Comparisons, target: TransferTarget, step: int, state: Mapping[str, Any], trace: str
     ) -> UpdateAnswer:
-        """Broadcast tensors to the workers of a vLLM server."""
+        """Broadcast tensors, or what differs in them, to the workers of a vLLM server."""
         if target.url not in self._transfers:
             self._transfers[target.url] = WeightTransfer(target)
         try:
-            return await self._transfers[target.url].send(step, state)
+            return await self._transfers[target.url].send(step, state, comparisons)
         except Exception:
             del self._transfers[target.url]  # most likely its server is gone for ever
             raise

@@ -5,7 +5,10 @@ CPUs by gloo, which a server has by Loom's plugin. The order is ``/init_weight_t
 ``/start_weight_update``, ``/update_weights`` with names, types and shapes while the trainer broadcasts the tensors,
 and ``/finish_weight_update``. They travel in chunks, as in vLLM's packed transfers.
 
-The backend ``nccl`` has never run on a GPU here: none was at hand.
+A server that has weights of this process gets only the elements that differ, if these are few and its backend takes
+patches: ``gloo`` takes tensors and patches, ``nccl`` only tensors, and ``sparse_nccl`` only patches.
+
+The backends ``nccl`` and ``sparse_nccl`` have never run on a GPU here: none was at hand.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import asyncio
 import base64
 import contextlib
 import functools
+import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -25,11 +30,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loom import tracing
 from loom.control.address import own_address
-from loom.errors import LoomError, OperationFailed, WrongArguments
+from loom.errors import LoomError, OperationFailed, Unavailable, WrongArguments
 from loom.process.listen import open_store
 from loom.rl.engines import model_folder
 from loom.rl.engines.engine import PauseMode
 from loom.rl.engines.server_routes import ServerRoutes, ms_since
+from loom.rl.engines.sparse_patches import LARGEST, Comparisons, Patches, all_of
 from loom.rl.engines.vllm_client import VllmClient, label_of
 from loom.rl.generation.interruptible_calls import begin
 from loom.rl.generation.weight_client import UpdateAnswer, own_client
@@ -42,6 +48,10 @@ CHUNK = 256 << 20
 """Bytes after which a chunk ends, with the tensor that exceeds them."""
 PATIENCE = 120.0
 """Seconds that a group by gloo waits for its members, at its beginning and in each broadcast."""
+WORTH = 0.5
+"""Patches are sent if they have no more than this share of the bytes of all tensors."""
+STUCK = 20.0
+"""Seconds after which a server that does not answer is lost. By NCCL, it waits for a dead trainer for ever."""
 REASON = 3.0
 """Seconds in which a server says why a broadcast to its workers has failed."""
 OPERATION = "transfer_weights"
@@ -51,6 +61,7 @@ class TransferBackend(str, Enum):
     """vLLM's names of the transfer engines that Loom's trainers know."""
 
     NCCL = "nccl"
+    SPARSE_NCCL = "sparse_nccl"
     GLOO = "gloo"
 
 
@@ -73,8 +84,8 @@ class TensorGroup(Protocol):
     def join(self) -> None:
         """Join the group; return when all have."""
 
-    def send(self, packed: Tensor) -> None:
-        """Broadcast bytes, which are in the CPU's memory; return when they are sent."""
+    def send(self, tensor: Tensor) -> None:
+        """Broadcast a flat tensor, which is in the CPU's memory; return when it is sent."""
 
     def close(self) -> None:
         """Leave the group, so that nobody waits for this process any more."""
@@ -109,7 +120,8 @@ class GlooBroadcast:
         with self._at_work():
             self._group = ProcessGroupGloo(self._store, 0, self._size, options)
 
-    def send(self, packed: Tensor) -> None:
+    def send(self, tensor: Tensor) -> None:
+        import torch
         from torch.distributed import BroadcastOptions
 
         root = BroadcastOptions()
@@ -117,7 +129,7 @@ class GlooBroadcast:
         with self._at_work():
             if self._group is None:
                 raise OperationFailed("the group has ended")
-            self._group.broadcast([packed], root).wait()
+            self._group.broadcast([tensor.view(torch.uint8)], root).wait()
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -169,12 +181,12 @@ class NcclBroadcast:
             nccl.all_reduce([torch.zeros(1, device=self._device)], comms=[self._communicator])
             self._stream.synchronize()
 
-    def send(self, packed: Tensor) -> None:
+    def send(self, tensor: Tensor) -> None:
         import torch
         from torch.cuda import nccl
 
         with torch.cuda.stream(self._stream):
-            nccl.broadcast([packed.to(self._device)], comms=[self._communicator])
+            nccl.broadcast([tensor.to(self._device)], comms=[self._communicator])
             self._stream.synchronize()
 
     def close(self) -> None:
@@ -183,6 +195,7 @@ class NcclBroadcast:
 
 _BROADCASTS: Mapping[TransferBackend, Callable[[int], TensorGroup]] = {
     TransferBackend.NCCL: NcclBroadcast,
+    TransferBackend.SPARSE_NCCL: NcclBroadcast,
     TransferBackend.GLOO: GlooBroadcast,
 }
 
@@ -200,7 +213,7 @@ def backend_of(config: Mapping[str, Any], server: str) -> TransferBackend:
     name = (config.get("weight_transfer_config") or {}).get("backend")
     on_cpus = (config.get("device_config") or {}).get("device") == "cpu"
     wanted = TransferBackend.GLOO if on_cpus else TransferBackend.NCCL
-    if name not in [wanted.value, TransferBackend.GLOO.value]:
+    if name not in ([TransferBackend.GLOO] if on_cpus else list(TransferBackend)):
         has = "takes no weights by transfer" if name is None else f"takes weights by {name!r}"
         raise WrongArguments(f"{server} {has}: start it with {' '.join(arguments_of(wanted))}, or weights='files'")
     return TransferBackend(name)
@@ -234,13 +247,23 @@ class WeightTransfer:
         self._backend = TransferBackend.GLOO
         self._label = ""
         """The label of the weights that the server had from this process last."""
+        self._base: Mapping[str, Tensor] | None = None
+        """These weights, if patches can be sent for them."""
+        self._patches: Patches | None = None
+        """Those that are sent now; None for all tensors."""
+        self.sent = 0
+        """The bytes that were sent last, to each worker."""
 
-    async def send(self, step: int, tensors: Mapping[str, Tensor]) -> UpdateAnswer:
+    async def send(
+        self, step: int, tensors: Mapping[str, Tensor], comparisons: Comparisons | None = None
+    ) -> UpdateAnswer:
         """Give the server the weights of a step; return how long each phase took.
 
         Args:
             step: the step of the weights.
-            tensors: whole ones, under the names of the model's files.
+            tensors: whole and contiguous ones in the CPU's memory, under the names of the model's files. They do
+                not change until other ones were sent.
+            comparisons: those of the order, which servers share.
 
         Raises:
             WrongArguments: the tensors are not of the server's model, or it takes none by transfer. It has not
@@ -248,16 +271,26 @@ class WeightTransfer:
             Unavailable: the server may have loaded them in part, and stays paused with the label of broken weights.
         """
         tracing.event("weights.rpc.start", op=OPERATION)
-        check = functools.partial(self._check, tensors)
+        self._patches = None
+        check = functools.partial(self._check, tensors, comparisons or Comparisons())
         answer = await self._client.update(step, check, functools.partial(self._load, step, tensors))
         tracing.event("weights.rpc.done", op=OPERATION, rpc_ms=answer["rpc_ms"], phases=answer["phases"])
         return answer
 
-    async def _check(self, tensors: Mapping[str, Tensor]) -> None:
+    async def _check(self, tensors: Mapping[str, Tensor], comparisons: Comparisons) -> None:
         """Look whether the server can take the tensors, and whether it is still in this process's group."""
         server = self._client.server
-        label = (await server.get("/weight_info"))["weight_version"]
+        try:
+            label = (await server.get("/weight_info", STUCK))["weight_version"]
+        except Unavailable as error:
+            raise Unavailable(
+                f"{error}: it is gone, or its workers wait in a broadcast of a trainer that has died"
+            ) from error
         if label == self._label:
+            if self._base is not None:
+                whole = sum(one.nbytes for one in tensors.values())
+                most = math.inf if self._backend is TransferBackend.SPARSE_NCCL else WORTH * whole
+                self._patches = await comparisons.changes_of(self._base, tensors, most)
             return
         self._leave()
         config = (await server.get("/server_info?config_format=json"))["vllm_config"]
@@ -267,6 +300,8 @@ class WeightTransfer:
                 f"{server.shown} takes weights by NCCL, and this process has no GPU: Trainers(gpus=True), or "
                 "weights='files'"
             )
+        if self._backend is TransferBackend.SPARSE_NCCL:
+            _check_for_patches(tensors, server.shown)
         model = str(config["model_config"]["model"])
         if model_folder.is_folder(model):
             shapes = {name: tuple(one.shape) for name, one in tensors.items()}
@@ -288,25 +323,59 @@ class WeightTransfer:
                 init = {**self._group.init_info(), "packed_buffer_size_bytes": self._chunk}
                 await _both(server.post("/init_weight_transfer_engine", {"init_info": init}), self._group.join)
             await server.post("/start_weight_update")
-            update = {
-                "names": list(tensors),
-                "dtype_names": [str(one.dtype).removeprefix("torch.") for one in tensors.values()],
-                "shapes": [list(one.shape) for one in tensors.values()],
+            patches = None if interrupted else self._patches
+            if patches is None and self._backend is TransferBackend.SPARSE_NCCL:
+                patches = all_of(tensors)
+            parts = list(tensors if patches is None else patches)
+            update: dict[str, object] = {
+                "names": parts,
+                "dtype_names": [str(tensors[name].dtype).removeprefix("torch.") for name in parts],
+                "shapes": [list(tensors[name].shape) for name in parts],
             }
-            broadcast = functools.partial(_broadcast, self._group, tensors.values(), self._chunk)
-            await _both(server.post("/update_weights", {"update_info": update}), broadcast)
+            if patches is None:
+                packed = chunks(tensors.values(), self._chunk)
+            else:
+                update["num_updates_list"] = [len(one.values) for one in patches.values()]
+                packed = itertools.chain.from_iterable(one.parts() for one in patches.values())
+            self.sent = 0
+            if parts:
+                broadcast = functools.partial(self._broadcast, self._group, packed)
+                await _both(server.post("/update_weights", {"update_info": update}), broadcast)
             transfer_ms = ms_since(began)
             _, load_ms = await server.post_timed("/finish_weight_update")
         except BaseException:
             self._leave()
             raise
-        self._label = label_of(step)
+        self._label, self._base = label_of(step), None if self._backend is TransferBackend.NCCL else tensors
         return {"transfer_ms": transfer_ms, "load_ms": load_ms}
 
+    def forget_other(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep no other tensors than these: the server is not asked any more, or gets all when it is."""
+        if self._base is not tensors:
+            self._base = None
+
+    def _broadcast(self, group: TensorGroup, tensors: Iterable[Tensor]) -> None:
+        for one in tensors:
+            group.send(one)
+            self.sent += one.nbytes
+
     def _leave(self) -> None:
+        self._base = None
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+def _check_for_patches(tensors: Mapping[str, Tensor], server: str) -> None:
+    """Raise `WrongArguments` if vLLM's sparse engine does not write tensors, or not all that was made of them."""
+    for name, one in tensors.items():
+        if "kv_b_proj" in name:
+            why = "is of latent attention (MLA), which would keep matrices computed of the old weights"
+        elif not one.is_floating_point() or one.numel() > LARGEST:
+            why = f"has {one.numel()} elements of {one.dtype}, and it takes up to {LARGEST} floating-point numbers"
+        else:
+            continue
+        raise WrongArguments(f"not for sparse_nccl: {name} {why}; start {server} with the backend nccl")
 
 
 async def _both(request: Awaitable[object], work: Callable[[], None]) -> None:
@@ -335,11 +404,6 @@ async def _both(request: Awaitable[object], work: Callable[[], None]) -> None:
 def _retrieve(done: asyncio.Future[None]) -> None:
     if not done.cancelled():
         done.exception()
-
-
-def _broadcast(group: TensorGroup, tensors: Iterable[Tensor], chunk: int) -> None:
-    for packed in chunks(tensors, chunk):
-        group.send(packed)
 
 
 def chunks(tensors: Iterable[Tensor], size: int) -> Iterator[Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,19 @@ import torch
 import loom
 from loom.errors import Unavailable
 from loom.rl.arithmetic import Characters
-from loom.rl.engines import weight_transfer
+from loom.rl.engines import sparse_patches, weight_transfer
 from loom.rl.engines.engine import PauseMode
+from loom.rl.engines.sparse_patches import Comparisons
 from loom.rl.engines.vllm import VllmEngine, VllmOptions
 from loom.rl.engines.vllm_client import BROKEN
-from loom.rl.engines.weight_transfer import NcclBroadcast, TransferTarget, WeightTransfer, chunks
+from loom.rl.engines.weight_transfer import (
+    GlooBroadcast,
+    NcclBroadcast,
+    TransferBackend,
+    TransferTarget,
+    WeightTransfer,
+    chunks,
+)
 from loom.rl.generation import weight_files as weights
 from loom.rl.generation.completions import Sampling
 from loom.rl.settings import TrainerRun, Trainers, Weights
@@ -121,6 +130,100 @@ async def test_the_next_weights_go_over_the_same_group(server: StandInServer, tr
     assert server.calls.count("/init_weight_transfer_engine") == 1
 
 
+WIDE = torch.arange(1000, dtype=torch.bfloat16).reshape(10, 100)
+"""A tensor of which some elements change."""
+
+
+def wide(step: int, changed: Mapping[int, float] = MappingProxyType({}), **others: torch.Tensor) -> Any:
+    """Return tensors of a step that differ from those of another one by its number, and in these places."""
+    tensor = WIDE.clone()
+    for place, value in changed.items():
+        tensor.view(-1)[place] = value
+    return {"step": torch.full((2,), float(step)), "wide": tensor, "still": torch.ones(3), **others}
+
+
+@pytest.fixture
+def wide_model(server: StandInServer, tmp_path: Path) -> None:
+    folder = weights.save(wide(0), {"model_type": "small", "vocab_size": 300}, tmp_path / "wide", 0)
+    server.model = str(folder)
+
+
+@pytest.mark.usefixtures("wide_model")
+async def test_only_elements_that_differ_are_sent_to_a_server_that_has_the_others(
+    server: StandInServer, transfer: WeightTransfer
+) -> None:
+    await transfer.send(1, wide(1, {0: -0.0, 7: 3.5}))
+    assert transfer.sent == 2000 + 8 + 12
+
+    changed = {0: 0.0, 7: 3.5, 500: float("nan")}
+    await transfer.send(2, wide(2, changed))
+    assert transfer.sent == 2 * (4 + 2) + 2 * (4 + 4), "an index and a value of each"
+    found = [one.tensors["wide"].view(torch.int16) for one in server.receivers]
+    assert all(torch.equal(one, wide(2, changed)["wide"].view(torch.int16)) for one in found), "also 0 and -0"
+
+    before = server.calls.count("/update_weights")
+    await transfer.send(3, wide(2, changed))
+    assert (transfer.sent, server.calls.count("/update_weights"), server.label) == (0, before, "step_3")
+
+    await transfer.send(4, wide(4, dict.fromkeys(range(200), 3.5)))
+    assert transfer.sent == 2020, "more than half of the bytes: all tensors"
+    assert_has(server, wide(4, dict.fromkeys(range(200), 3.5)))
+    assert server.calls.count("/init_weight_transfer_engine") == 1
+
+
+@pytest.mark.usefixtures("wide_model")
+@pytest.mark.parametrize("after", ["a restart", "a failure"])
+async def test_all_tensors_are_sent_to_a_server_that_may_have_others(
+    server: StandInServer, transfer: WeightTransfer, after: str
+) -> None:
+    await transfer.send(1, wide(1))
+    if after == "a restart":
+        server.label, server.receivers = "default", []
+    else:
+        server.breaks = "/finish_weight_update"
+        with pytest.raises(Unavailable, match="did not load the weights of step 2"):
+            await transfer.send(2, wide(2, {7: 3.5}))
+
+    await transfer.send(3, wide(3, {7: 3.5}))
+
+    assert transfer.sent == 2020
+    assert_has(server, wide(3, {7: 3.5}))
+
+
+@pytest.mark.usefixtures("wide_model")
+async def test_a_server_that_takes_only_patches_gets_one_with_every_element_first(
+    server: StandInServer, url: str, transfer: WeightTransfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gloo in the place of NCCL, which is not here."""
+    server.backend, server.device = "sparse_nccl", "cuda"
+    monkeypatch.setattr(weight_transfer, "has_gpu", lambda: True)
+    monkeypatch.setitem(weight_transfer._BROADCASTS, TransferBackend.SPARSE_NCCL, GlooBroadcast)
+
+    await transfer.send(1, wide(1))
+    assert transfer.sent == 2020 + 4 * 1005
+    await transfer.send(2, wide(2, dict.fromkeys(range(900), 3.5)))
+    assert transfer.sent == 900 * 6 + 2 * 8, "more than the tensors, and less than every element"
+    assert_has(server, wide(2, dict.fromkeys(range(900), 3.5)))
+
+    other = WeightTransfer(TransferTarget(url, PauseMode.WAIT), CHUNK)
+    with pytest.raises(loom.WrongArguments, match=r"count has 2 elements of torch.int64, and it takes up to"):
+        await other.send(3, wide(3, count=torch.ones(2, dtype=torch.int64)))
+    with pytest.raises(loom.WrongArguments, match=r"layer.kv_b_proj is of latent attention .*the backend nccl"):
+        await other.send(3, wide(3, **{"layer.kv_b_proj": torch.ones(2)}))
+    assert server.label == "step_2"
+
+
+async def test_servers_that_have_the_same_weights_share_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(sparse_patches, "changes_of", lambda *args: compared.append(args) or {})
+    comparisons, old, new = Comparisons(), wide(1), wide(2)
+
+    found = await asyncio.gather(*(comparisons.changes_of(old, new, 9.0) for _ in range(3)))
+    await comparisons.changes_of(wide(1), new, 9.0)
+
+    assert (found, len(compared)) == ([{}] * 3, 2)
+
+
 @pytest.mark.parametrize("by", ["a restart", "another trainer"])
 async def test_a_server_that_has_other_weights_meanwhile_gets_a_new_group(
     server: StandInServer, url: str, transfer: WeightTransfer, by: str
@@ -174,7 +277,7 @@ async def test_a_trainer_that_fails_while_it_sends_frees_the_workers(
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(weight_transfer, "_broadcast", dies)
+        patched.setattr(WeightTransfer, "_broadcast", dies)
         patched.setattr(weight_transfer, "REASON", 0.0)
         with pytest.raises(Unavailable, match=r"the tensors did not reach its workers: no memory"):
             await transfer.send(1, tensors_of(1))
@@ -265,7 +368,9 @@ async def test_a_trainer_says_why_weights_have_not_arrived_and_sends_the_next_on
     trainer, target = Trainer(Trainers(lambda: None, Characters()), run), TransferTarget(url, PauseMode.KEEP)
 
     async def sent(step: int) -> str | None:
-        return await _sent("transfer", step, functools.partial(trainer._transfer, target, step, tensors_of(step)))
+        return await _sent(
+            "transfer", step, functools.partial(trainer._transfer, Comparisons(), target, step, tensors_of(step))
+        )
 
     assert await sent(1) is None
     server.breaks = "/start_weight_update"
@@ -279,3 +384,15 @@ def test_chunks_end_with_the_tensor_that_makes_them_too_large() -> None:
     tensors = [torch.zeros(one, dtype=torch.uint8) for one in (3, 5, 2, 11, 1)]
     assert [one.numel() for one in chunks(tensors, 8)] == [10, 11, 1]
     assert [one.numel() for one in chunks(tensors, 7)] == [8, 13, 1]
+
+
+async def test_a_server_that_does_not_answer_may_wait_for_a_trainer_that_has_died(
+    server: StandInServer, transfer: WeightTransfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_transfer, "STUCK", 0.1)
+    server.stuck = True
+    with pytest.raises(
+        Unavailable, match=r"/weight_info.*or its workers wait in a broadcast of a trainer that has died"
+    ):
+        await transfer.send(1, tensors_of(1))
+    assert "/pause" not in server.calls
