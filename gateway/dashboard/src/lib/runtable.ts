@@ -58,6 +58,11 @@ export function isNumber(key: string, runs: readonly Run[]): boolean {
   return found !== undefined && typeof valueOf(found, key, 0) === 'number';
 }
 
+/** Whether the values of a column's key change while nothing happens. */
+export function goesOn(key: string): boolean {
+  return key.replace(/^-/, '') === 'took';
+}
+
 /** Return runs in the order of a key, with `-` in front from large to small. Runs without a value, or with one that is not a number, come last. */
 export function sortRuns(runs: readonly Run[], sort: string, now: number): Run[] {
   const down = sort.startsWith('-');
@@ -124,12 +129,20 @@ function textOf(value: unknown): string {
 /** A row of the table. */
 export type RunLine = { group: RunGroup; open: boolean } | { group: null; run: Run };
 
+const lineOfRun = new WeakMap<Run, RunLine>(); // the same row for the same run, so that it is not made anew
+
+function lineOf(run: Run): RunLine {
+  let line = lineOfRun.get(run);
+  if (!line) lineOfRun.set(run, (line = { group: null, run }));
+  return line;
+}
+
 /** Return the rows: with groups each group's row, and below it its runs if it is open. */
 export function linesOf(runs: readonly Run[], key: string | null, open: ReadonlySet<string>, now: number): RunLine[] {
-  if (key === null) return runs.map((run) => ({ group: null, run }));
+  if (key === null) return runs.map(lineOf);
   return groupRuns(runs, key, now).flatMap((group): RunLine[] => {
     const isOpen = open.has(group.value);
-    return [{ group, open: isOpen }, ...(isOpen ? group.runs.map((run): RunLine => ({ group: null, run })) : [])];
+    return [{ group, open: isOpen }, ...(isOpen ? group.runs.map(lineOf) : [])];
   });
 }
 

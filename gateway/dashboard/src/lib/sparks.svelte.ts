@@ -10,27 +10,34 @@ const SETTLED = 120; // milliseconds for which a row has to be in sight: those t
 const AGAIN = 15_000; // milliseconds after which the curve of a living run is loaded again
 const KEPT = 2000;
 
-interface Spark {
-  sections: CurveSection[];
-  loaded: number;
+/** The curve of one run: when it comes, the row of its run changes, and no other. */
+class Spark {
+  /** Null while it is not known. */
+  sections = $state.raw<CurveSection[] | null>(null);
+  loaded = 0;
   /** The state of the run when it was loaded: the curve of an ended run is complete. */
-  state: string;
+  state = '';
 }
 
 class Sparks {
-  #known = $state.raw(new Map<string, Spark>());
+  #known = new Map<string, Spark>();
   #waiting = new Map<string, Run>();
   #loading = 0;
 
-  /** Return the curve of a run's loss; null while it is not known. */
-  of(run: string): CurveSection[] | null {
-    return this.#known.get(run)?.sections ?? null;
+  /** Return the curve of a run's loss. */
+  of(run: string): Spark {
+    let spark = this.#known.get(run);
+    if (!spark) {
+      this.#known.set(run, (spark = new Spark()));
+      if (this.#known.size > KEPT) this.#known.delete(this.#known.keys().next().value!);
+    }
+    return spark;
   }
 
   /** Load the curve of a run unless that is known; give up when the returned function is called first. */
   want(run: Run): () => void {
-    const known = this.#known.get(run.id);
-    const fresh = known && (known.state !== 'running' ? known.state === run.state : Date.now() - known.loaded < AGAIN && run.state === 'running');
+    const known = this.of(run.id);
+    const fresh = known.loaded && (known.state !== 'running' ? known.state === run.state : Date.now() - known.loaded < AGAIN && run.state === 'running');
     if (fresh || lossName(Object.keys(run.summary)) === null) return () => undefined;
     const timer = setTimeout(() => {
       this.#waiting.set(run.id, run);
@@ -63,11 +70,7 @@ class Sparks {
     } catch {
       // A run that was removed meanwhile, or has no points any more, has no curve.
     }
-    const known = new Map(this.#known);
-    known.delete(run.id);
-    known.set(run.id, { sections, loaded, state: run.state });
-    if (known.size > KEPT) known.delete(known.keys().next().value!);
-    this.#known = known;
+    Object.assign(this.of(run.id), { sections, loaded, state: run.state });
   }
 }
 
