@@ -86,7 +86,7 @@ def test_an_allocation_is_submitted_from_inside_a_job_that_asked_for_something_e
         done = cluster.login([*outer, *step, sys.executable, "-c", program])
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip().isdecimal()
-    assert cluster.jobs() == []
+    cluster.wait("the end of the outer job", lambda: cluster.jobs() == [])
 
 
 def test_an_allocation_is_used_from_inside_another_job(cluster: SlurmCluster) -> None:
