@@ -192,7 +192,7 @@ async def test_a_trainer_that_is_killed_while_it_broadcasts_is_noticed(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_workers_that_wait_for_a_trainer_that_stands_still_are_named(
-    vllm: VllmEngine, transfer: WeightTransfer, folder: Path
+    vllm: VllmEngine, transfer: WeightTransfer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a trainer does that has lost its network, or, by NCCL, one that has died."""
     stopped = await asyncio.create_subprocess_exec(
@@ -201,6 +201,7 @@ async def test_workers_that_wait_for_a_trainer_that_stands_still_are_named(
     while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
         assert stopped.returncode is None
         await asyncio.sleep(0.1)
+    monkeypatch.setattr(weight_transfer, "STUCK", 10.0)
     with pytest.raises(Unavailable, match="wait in a broadcast of a trainer that has died"):
         await asyncio.wait_for(transfer.send(2, tensors_of(folder, 2)), PATIENCE / 2)
 

@@ -50,8 +50,8 @@ PATIENCE = 120.0
 """Seconds that a group by gloo waits for its members, at its beginning and in each broadcast."""
 WORTH = 0.5
 """Patches are sent if they have no more than this share of the bytes of all tensors."""
-STUCK = 20.0
-"""Seconds after which a server that does not answer is lost. By NCCL, it waits for a dead trainer for ever."""
+STUCK = 60.0
+"""Seconds without an answer after which a server is lost. By NCCL, it waits for a dead trainer for ever."""
 REASON = 3.0
 """Seconds in which a server says why a broadcast to its workers has failed."""
 OPERATION = "transfer_weights"
@@ -274,7 +274,9 @@ class WeightTransfer:
         self._patches = None
         check = functools.partial(self._check, tensors, comparisons or Comparisons())
         answer = await self._client.update(step, check, functools.partial(self._load, step, tensors))
-        tracing.event("weights.rpc.done", op=OPERATION, rpc_ms=answer["rpc_ms"], phases=answer["phases"])
+        tracing.event(
+            "weights.rpc.done", op=OPERATION, rpc_ms=answer["rpc_ms"], phases=answer["phases"], bytes=self.sent
+        )
         return answer
 
     async def _check(self, tensors: Mapping[str, Tensor], comparisons: Comparisons) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import loom
+from loom import tracing
 from loom.errors import Unavailable
 from loom.rl.arithmetic import Characters
 from loom.rl.engines import sparse_patches, weight_transfer
@@ -150,14 +151,17 @@ def wide_model(server: StandInServer, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("wide_model")
 async def test_only_elements_that_differ_are_sent_to_a_server_that_has_the_others(
-    server: StandInServer, transfer: WeightTransfer
+    server: StandInServer, transfer: WeightTransfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    events: list[Any] = []
+    monkeypatch.setattr(tracing, "event", lambda name, **fields: events.append((name, fields.get("bytes"))))
     await transfer.send(1, wide(1, {0: -0.0, 7: 3.5}))
     assert transfer.sent == 2000 + 8 + 12
 
     changed = {0: 0.0, 7: 3.5, 500: float("nan")}
     await transfer.send(2, wide(2, changed))
     assert transfer.sent == 2 * (4 + 2) + 2 * (4 + 4), "an index and a value of each"
+    assert events[1::2] == [("weights.rpc.done", 2020), ("weights.rpc.done", 28)]
     found = [one.tensors["wide"].view(torch.int16) for one in server.receivers]
     assert all(torch.equal(one, wide(2, changed)["wide"].view(torch.int16)) for one in found), "also 0 and -0"
 
