@@ -22,8 +22,7 @@ def say(event, **about):
     print(json.dumps({"event": event, **about}), flush=True)
 
 
-def opened(options, session=None):
-    job = loom.connect(options.address, session=session, persist=True, timeout=BOUND)
+def opened(job):
     say("open", session=job.session, hosts=job.hosts.extent.nelements)
     return job
 
@@ -51,14 +50,13 @@ def step_of(job):
         return 0
 
 
-def summary_of(job, run, options):
+def summary_of(job, run):
     while True:
         try:
-            return job, result(job, run)
-        except loom.SessionRestarted:
+            return result(job, run)
+        except loom.SessionRestarted:  # the job and the function's handle go on
             say("restarted")
-            job = opened(options, job.session)
-            run = job.runs()[run.name]
+            opened(job)
 
 
 def curve(run):
@@ -67,9 +65,9 @@ def curve(run):
 
 
 def main(options):
-    job = opened(options)
+    job = opened(loom.connect(options.address, persist=True, timeout=BOUND))
     try:
-        job, summary = summary_of(job, started(job, options), options)
+        summary = summary_of(job, started(job, options))
     except loom.LoomError as error:
         say("lost", error=type(error).__name__, text=str(error))
         return
