@@ -18,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from loom.weaver.storage.store import Store
+from loom.control.frame import pack_value
+from loom.weaver.storage.store import Store, journal_head
 from tests.benchmarks import steering
 from tests.benchmarks.budgets import BudgetReport, Figure
 from tests.benchmarks.caller_process import CallerProcess
@@ -268,7 +269,8 @@ def commit_seconds(count: int = 200) -> dict[str, list[float]]:
                         "commands", f"{number:032}", {"id": f"{number:032}", "params": {"learning_rate": 0.1}}
                     )
                 else:
-                    store.log(["train_0", "instance", [[number, 0.0, number, None, None, {"loss": 0.5}, None]]])
+                    rows = [[number, 0.0, number, None, None, {"loss": 0.5}, None]]
+                    store.log(journal_head("train_0", "instance") + pack_value(rows))
                 start = time.perf_counter()
                 store.write(store.begin())
                 seconds.append(time.perf_counter() - start)

@@ -61,9 +61,14 @@ class StatusReports(Frame, kind="status"):
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> StatusReports:
+        return cls(cls.read(body))
+
+    @classmethod
+    def read(cls, body: Sequence[Any]) -> list[Row]:
+        """Check a received list, and return its rows without an object for each of thousands a second."""
         if len(body) != 2 or type(body[1]) is not list:
             raise cls.mismatch(body)
-        return cls(body[1])
+        return body[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,17 @@ class Heartbeat(Frame, kind="beat"):
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Heartbeat:
-        match body:
-            case [_, int() | float() as time, step, str(phase)] if phase in _PHASES:
-                return cls(time, check_count("step", step), _PHASES[phase])
+        return cls(*cls.read(body))
+
+    @classmethod
+    def read(cls, body: Sequence[Any]) -> tuple[float, int | None, Phase]:
+        """Check a received list, and return its fields without an object for each of thousands a second."""
+        # Nor with `match`, which takes several times as long.
+        if len(body) == 4:
+            _, time, step, name = body
+            phase = _PHASES.get(name) if type(name) is str else None
+            if phase is not None and type(time) in (float, int):
+                return time, check_count("step", step), phase
         raise cls.mismatch(body)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from loom.control.handshake import COMES_BACK_WITHIN
 from loom.control.reports import MAX_REASON, PeerFailure, PeerFailures
@@ -105,9 +105,13 @@ class Liveness:
         self._peers = peers
         self._left = left
         """Called for a replica that has said goodbye, when its exit code is not awaited any longer."""
-        self._checks: list[tuple[float, int, Replica]] = []
-        """A heap of (time, number, replica) checks. A check is skipped if a later `schedule` replaced it."""
-        self._check_number = itertools.count()
+        self._checks: dict[int, list[tuple[float, Replica]]] = {}
+        """By tenth of a second the (time, replica) checks in it, which is cheaper than one heap of thousands.
+
+        A check is skipped if a later `schedule` replaced it.
+        """
+        self._tenths: list[int] = []
+        """A heap of these tenths."""
 
     @property
     def settled(self) -> bool:
@@ -115,11 +119,24 @@ class Liveness:
         return not self._checks
 
     def tick(self, now: float) -> None:
-        checks = self._checks
-        while checks and checks[0][0] <= now:
-            at, _, replica = heapq.heappop(checks)
-            if replica.check_at == at:
-                self._check(replica, now)
+        later: list[tuple[float, Replica]] = []
+        try:
+            while self._tenths and self._tenths[0] <= now * 10:
+                tenth = self._tenths[0]
+                checks = self._checks[tenth]
+                checks.sort(key=itemgetter(0))
+                checks.reverse()
+                while checks:  # a check may add others
+                    at, replica = checks.pop()
+                    if at > now:
+                        later.append((at, replica))
+                    elif replica.check_at == at:
+                        self._check(replica, now)
+                if self._tenths[0] == tenth:
+                    del self._checks[heapq.heappop(self._tenths)]
+        finally:
+            for at, replica in later:
+                self._enter(replica, at)
 
     def _check(self, replica: Replica, now: float) -> None:
         timing = self._timing
@@ -148,9 +165,11 @@ class Liveness:
             self._outbox.urgent = True
             return self.unlink(replica, now)
         if replica.state is ReplicaState.RUNNING and not replica.made_all_steps:
-            baseline = replica.baseline_step_time()
-            if baseline is not None:
-                stalled = replica.progress + max(timing.stall_least, timing.stall_factor * baseline)
+            stalled = replica.progress + timing.stall_least
+            if now < stalled:  # the baseline does not matter yet, which takes time to find
+                due = min(due, stalled)
+            elif (baseline := replica.baseline_step_time()) is not None:
+                stalled = max(stalled, replica.progress + timing.stall_factor * baseline)
                 if now >= stalled:
                     self._stall(replica, baseline, now)
                 else:
@@ -230,4 +249,11 @@ class Liveness:
     def schedule(self, replica: Replica, at: float) -> None:
         """Check a replica at a time, and not before."""
         replica.check_at = at
-        heapq.heappush(self._checks, (at, next(self._check_number), replica))
+        self._enter(replica, at)
+
+    def _enter(self, replica: Replica, at: float) -> None:
+        tenth = int(at * 10)
+        if tenth not in self._checks:
+            self._checks[tenth] = []
+            heapq.heappush(self._tenths, tenth)
+        self._checks[tenth].append((at, replica))

@@ -12,7 +12,6 @@ from typing import Any
 
 from loom.control.frame import pack_value
 from loom.control.handshake import Device, ThreadletHello
-from loom.control.reports import Row
 from loom.errors import LimitReached, NotFound
 from loom.weaver.commands import Commands, unknown
 from loom.weaver.device_failures import DeviceReplicaMap, Policy
@@ -22,7 +21,7 @@ from loom.weaver.runs.runs import UserRuns
 from loom.weaver.states import LIVING, DeviceState, ReplicaState
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import AGAIN, COMMITS, MetricHistory
-from loom.weaver.storage.store import Commit, Store, origin, read_origin
+from loom.weaver.storage.store import Commit, Store, journal_head, origin, read_origin
 from loom.weaver.views import WeaverEvent
 from loom.wings import Part
 
@@ -157,7 +156,7 @@ class Registry:
     def describe(self, replica: Replica, hello: ThreadletHello) -> None:
         self.set_description(replica, config=hello.config, handlers=hello.handlers)
         self._leave_procs(replica)
-        replica.origin = origin(hello.instance, self.history.label(replica.id))
+        replica.journal_head = journal_head(replica.id, origin(hello.instance, self.history.label(replica.id)))
         replica.group, replica.host, replica.pid = hello.group, hello.host, hello.pid
         replica.session, replica.procs, replica.rank = hello.session, hello.procs, hello.rank
         replica.mesh = hello.mesh
@@ -220,9 +219,9 @@ class Registry:
         if self.watching:
             self._touched[replica] = None
 
-    def keep_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
-        """Write a replica's status reports, already applied to the replica and the history, into the journal."""
-        self.store.log([replica.id, replica.origin, reports])
+    def keep_reports(self, replica: Replica, rows: bytes, now: float) -> None:
+        """Write the packed list of a replica's status reports, which are applied already, into the journal."""
+        self.store.log(replica.journal_head + rows)
         if replica not in self._unsaved:
             self._unsaved[replica] = self.store.journal_id, now
         self.touch(replica)

@@ -165,8 +165,10 @@ class Replica:
     """The id without the session, which tells replicas of several sessions apart."""
     link: Any = None
     """The replica's connection; None while it has none."""
-    origin: str = ""
-    """What the journal says of its process and of its run, with each report."""
+    journal_head: bytes = b""
+    """The packed beginning of its entries in the journal; see `loom.weaver.storage.store.journal_head`."""
+    account_at: float = 0.0
+    """When the next account of its time is taken."""
     heard: float = 0.0
     progress: float = 0.0
     """When the replica was last seen to take a step or to begin to run, by the weaver's clock."""

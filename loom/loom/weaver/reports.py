@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loom.control.commands import FaultRemoved
-from loom.control.frame import MAX_COUNT, MAX_NAME, Frame
+from loom.control.frame import MAX_COUNT, MAX_NAME, Frame, pack_value
 from loom.control.handshake import Handlers, Offers
 from loom.control.reports import (
     DeviceReport,
@@ -48,6 +48,18 @@ _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED, Repli
 Taker = Callable[[Replica, Any, float], None]
 """Takes a frame of one kind from a replica's threadlet, at a time."""
 
+BodyTaker = Callable[[Replica, Sequence[Any], bytes, float], None]
+"""Takes a frame as a list that was not checked, and the bytes of it."""
+
+_STATUS = pack_value([StatusReports.KIND, None])[:-1]
+"""The bytes of a frame with status reports before their list."""
+
+
+def reading(kind: type[Frame], take: Taker) -> BodyTaker:
+    """Return the taker of the lists that are frames of a kind."""
+    read = kind.from_body
+    return lambda replica, body, packed, now: take(replica, read(body), now)
+
 
 class Reports:
     """The part of the weaver that takes reports."""
@@ -65,10 +77,13 @@ class Reports:
 
         To take the first of thousands from a dict takes ever longer: it looks at the places of those before it.
         """
+        self.frequent: dict[str, BodyTaker] = {
+            StatusReports.KIND: self._status,
+            Heartbeat.KIND: self._beat,
+            TimeAccount.KIND: self._time_account,
+        }
+        """The takers, by kind, of frames so frequent that an object for each costs too much."""
         self.takers: dict[type[Frame], Taker] = {
-            StatusReports: self._status,
-            Heartbeat: self._beat,
-            TimeAccount: self._time_account,
             DeviceReport: self._device_status,
             Handlers: self._handlers,
             Offers: self._offers,
@@ -95,8 +110,8 @@ class Reports:
             if replica.link is not None:
                 self._outbox.send(replica, Stored(replica.seq))
 
-    def _status(self, replica: Replica, status: StatusReports, now: float) -> None:
-        reports = status.rows
+    def _status(self, replica: Replica, body: Sequence[Any], packed: bytes, now: float) -> None:
+        reports = StatusReports.read(body)
         if self.holds_back or replica in self.held:  # a later report would count as the acknowledgement of these
             self.held.add(replica)
             return
@@ -105,21 +120,24 @@ class Reports:
         try:
             self._take_reports(replica, reports, now)
         except (TypeError, ValueError) as error:
-            raise StatusReports.mismatch(status.to_body()) from error
+            raise StatusReports.mismatch(body) from error
         finally:
             # If a report is refused, those before it still count.
             if replica.seq > before:
-                self._keep_reports(replica, reports, before, now)
+                self._keep_reports(replica, reports, packed, before, now)
 
-    def _keep_reports(self, replica: Replica, reports: list[Row], before: int, now: float) -> None:
-        """Keep the reports that are new and were taken."""
+    def _keep_reports(self, replica: Replica, reports: list[Row], packed: bytes, before: int, now: float) -> None:
+        """Keep the reports that are new and were taken, in the bytes in which they came if these are all."""
+        whole = packed.startswith(_STATUS)  # or the frame's kind was packed in an unusual way
         # The only one of a frame is new and was taken, or the replica would be no further than before.
         if len(reports) > 1 and (_number(reports[0]) <= before or _number(reports[-1]) != replica.seq):
             taken = itertools.takewhile(lambda report: _number(report) <= replica.seq, reports)
             reports = [report for report in taken if report[0] > before]
+            whole = False
+        rows = packed[len(_STATUS) :] if whole else pack_value(reports)
         replica.reported = reports[-1][1]
         self.taken += len(reports)
-        self._known.keep_reports(replica, reports, now)
+        self._known.keep_reports(replica, rows, now)
 
     def _take_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
         record, row, id = self._known.history.record, self._known.journal_id, replica.id
@@ -161,19 +179,24 @@ class Reports:
             self._known.set_description(replica, config={**replica.config, **config})
             self._known.events.append(now, "config", replica.id, changes=changes, step=replica.step)
 
-    def _beat(self, replica: Replica, beat: Heartbeat, now: float) -> None:
-        phase, replica.phase = replica.phase, beat.phase.value
-        stepped = beat.step is not None and replica.take_step(beat.step, beat.time, now)
-        if stepped:
+    def _beat(self, replica: Replica, body: Sequence[Any], packed: bytes, now: float) -> None:
+        time, step, phase = Heartbeat.read(body)
+        changed = phase != replica.phase
+        if changed:
+            replica.phase = phase.value
+        if step is not None and replica.take_step(step, time, now):
+            changed = True
             self._known.move(replica, Cause.STEPPED, now)
-        if beat.phase is Phase.PAUSED:
+        if phase is Phase.PAUSED:
             self._known.move(replica, Cause.PAUSED, now)
-        if stepped or replica.phase != phase:
+        if changed:
             self._known.touch(replica)
 
-    def _time_account(self, replica: Replica, account: TimeAccount, now: float) -> None:
-        if self._known.goodput.wants(replica.job, replica.id, now):
-            self._known.goodput.account(replica.job, replica.id, account, now)
+    def _time_account(self, replica: Replica, body: Sequence[Any], packed: bytes, now: float) -> None:
+        if now >= replica.account_at:  # others are not even read
+            goodput = self._known.goodput
+            goodput.account(replica.job, replica.id, TimeAccount.from_body(body), now)
+            replica.account_at = now + goodput.account_pause
 
     def _handlers(self, replica: Replica, handlers: Handlers, now: float) -> None:
         self._known.set_description(replica, handlers={**replica.handlers, **handlers.types})

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from loom.control.commands import Acknowledged
-from loom.control.frame import Frame
+from loom.control.frame import Frame, unpack
 from loom.control.handshake import Bye, CohortPlace, ExitCode, GoodbyeStored, Leaving, Silent, TrainingEnding
 from loom.control.operations import ReportEnded, ReportSpawned
 from loom.control.process_end import ProcessEnd
@@ -28,7 +28,7 @@ from loom.weaver.liveness import Liveness, LivenessTimeouts, PeerNotices
 from loom.weaver.persistent_state import Registry
 from loom.weaver.registration import ThreadletRegistration
 from loom.weaver.replicas import Cause, End, Replica
-from loom.weaver.reports import Reports, Taker
+from loom.weaver.reports import Reports, Taker, reading
 from loom.weaver.states import LIVING, ReplicaEnding
 from loom.weaver.storage.store import Commit
 from loom.weaver.storage.writer import Undurable
@@ -91,7 +91,7 @@ class Weaver:
             ExitCode: self._exited,
             Silent: self._silent,
         }
-        self._takers = {kind.KIND: (kind, take) for kind, take in takers.items()}
+        self._takers = {kind.KIND: reading(kind, take) for kind, take in takers.items()} | self.reports.frequent
         known.alerts.hurry = self.outbox.hurry
         for replica in known.replicas.values():
             if replica.state in LIVING:
@@ -99,18 +99,17 @@ class Weaver:
                 self._liveness.schedule(replica, now + self.timing.grace)
         known.events.append(now, "weaver_started", None, instance=self.instance, replicas=len(known.replicas))
 
-    def receive(self, peer: OutboxPeer, frames: list[list[Any]], now: float) -> None:
-        """Take frames from a threadlet after its hello; the caller refuses it after a `ProtocolMismatch`."""
-        for frame in frames:
-            replica = peer.replica
-            if replica is None:  # the threadlet was refused, or has said goodbye
-                return
-            replica.heard = now
-            known = self._takers.get(frame[0])
-            if known is None:
-                raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
-            kind, take = known
-            take(replica, kind.from_body(frame), now)
+    def receive(self, peer: OutboxPeer, packed: bytes, now: float) -> None:
+        """Take a frame from a threadlet after its hello; the caller refuses it after a `ProtocolMismatch`."""
+        frame = unpack(packed)
+        replica = peer.replica
+        if replica is None:  # the threadlet was refused, or has said goodbye
+            return
+        replica.heard = now
+        take = self._takers.get(frame[0])
+        if take is None:
+            raise ProtocolMismatch(f"there is no frame of kind {frame[0]!r:.40} from a threadlet")
+        take(replica, frame, packed, now)
 
     def lost(self, peer: OutboxPeer, now: float) -> None:
         replica, peer.replica = peer.replica, None

@@ -63,14 +63,15 @@ class FrameSplitter:
             if len(self._begun) < self._needed:
                 return
             whole, self._begun = bytes(self._begun), bytearray()
-        position, end = 0, len(whole)
-        self._needed = LENGTH.size
+        position, end, size = 0, len(whole), LENGTH.size
+        self._needed = size
         try:
-            while end - position >= LENGTH.size:
+            while end - position >= size:
                 (length,) = LENGTH.unpack_from(whole, position)
                 if length > self.limit:
                     raise ProtocolMismatch(f"{self._frame} claims {length} bytes; the limit is {self.limit}")
-                begin, after = position + LENGTH.size, position + LENGTH.size + length
+                begin = position + size
+                after = begin + length
                 if after > end:
                     self._needed = after - position
                     break

@@ -111,11 +111,11 @@ class Goodput:
         slot.counted, slot.before = {}, slot.reached
         self._touch(known, slot, now, soon=True)
 
-    def wants(self, job: str, replica: str, now: float) -> bool:
-        """Return whether to take a replica's account now: with thousands of replicas, some accounts are skipped."""
-        _, slot = self._find(job, replica)
+    @property
+    def account_pause(self) -> float:
+        """Seconds from a replica's account to the next one that is taken: of thousands, some are skipped."""
         # Half a second of slack, because accounts that are due each second may come a little early.
-        return slot is None or now >= slot.heard + self._slots / ACCOUNTS_A_SECOND - 0.5
+        return self._slots / ACCOUNTS_A_SECOND - 0.5
 
     def account(self, job: str, replica: str, account: TimeAccount, now: float) -> None:
         known, slot = self._find(job, replica)

@@ -95,7 +95,8 @@ class Intake:
         if self._end is None:
             self._end = now + TURN
             asyncio.get_running_loop().call_soon(self._next_turn)
-        if source.waits or (now >= self._end and self._bytes < MAX_WAITING):
+        waits = source.begun is not None or source.unhandled
+        if waits or (now >= self._end and self._bytes < MAX_WAITING):
             self._put_off(source, data)
             return
         work = source.handle(data)
@@ -242,14 +243,16 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
         if self._refused:
             return
         try:
-            for number, body in enumerate(self.splitter.feed(data)):
-                if number:
+            first = True
+            for body in self.splitter.feed(data):
+                if not first:
                     yield
-                if self._of is None:
+                first = False
+                of = self._of
+                if of is None:
                     of = self._take_hello(unpack(body))
                 else:
-                    of = self._of
-                    of.weaver.receive(self, [unpack(body)], self._users.clock())
+                    of.weaver.receive(self, body, self._users.clock())
                 if self._introduced is None and self.replica is not None:
                     self._introduce(self.replica)
                 of.plan_commit()

@@ -155,14 +155,14 @@ class UserWeaver:
     def plan_commit(self) -> None:
         """Plan a commit: soon if a peer or a caller waits for it, else in the usual time."""
         self._active[self] = None
-        if self._writer.is_busy:
-            self._plan_next = True
-            return
-        urgent = self.weaver.urgent
+        urgent = self.weaver.outbox.urgent
         if self._planned is not None:
             if self._planned_soon or not urgent:
                 return
             self._planned.cancel()
+        elif self._writer.is_busy:
+            self._plan_next = True
+            return
         self._planned_soon = urgent
         loop = asyncio.get_running_loop()
         at = self._committed + (SOONEST_COMMIT if urgent else COMMIT_EVERY)

@@ -29,6 +29,7 @@ from typing import Any
 
 import msgpack
 
+from loom.control.frame import pack_value
 from loom.errors import UnsafeStateFolder
 
 _ORIGIN = "\x1e"
@@ -40,6 +41,11 @@ def origin(instance: str, label: str) -> str:
     An older Loom, which knows no runs, takes it for a former process.
     """
     return f"{instance}{_ORIGIN}{label}"
+
+
+def journal_head(replica: str, origin: str) -> bytes:
+    """Return the beginning of an entry of the journal: the packed rows of status reports follow."""
+    return msgpack.Packer().pack_array_header(3) + pack_value(replica) + pack_value(origin)
 
 
 def read_origin(origin: str) -> tuple[str, str]:
@@ -217,7 +223,7 @@ class Store:
         (seen,) = self.db.execute("SELECT COALESCE(MAX(upto), 0) FROM series").fetchone()
         self.journal_id: int = max(last, seen) + 1
         """The id of the journal row that the next commit writes."""
-        self._journal: list[Any] = []
+        self._journal: list[bytes] = []
         self._rows: dict[str, dict[str, bytes | None]] = {table: {} for table in _KEYED}
         self._acknowledgements: list[tuple[str, str, bytes]] = []
         self._waits_for_disk = False
@@ -244,7 +250,8 @@ class Store:
     def put_acknowledgement(self, command: str, replica: str, body: Mapping[str, Any]) -> None:
         self._acknowledgements.append((command, replica, msgpack.packb(body)))
 
-    def log(self, entry: list[Any]) -> None:
+    def log(self, entry: bytes) -> None:
+        """Add a packed entry to the row of the journal that the next commit writes."""
         self._journal.append(entry)
 
     def rows(self, table: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -276,7 +283,8 @@ class Store:
         waits = any(rows[table] for table in _DURABLE) or bool(acknowledgements)
         commit = Commit(self.journal_id if journal else self.journal_id - 1, waits)
         if journal:
-            commit.insert("journal", [(self.journal_id, msgpack.packb(journal))])
+            row = b"".join([msgpack.Packer().pack_array_header(len(journal)), *journal])
+            commit.insert("journal", [(self.journal_id, row)])
             self.journal_id += 1
         for table, changed in rows.items():
             dropped = [key for key, data in changed.items() if data is None]

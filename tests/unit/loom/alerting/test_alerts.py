@@ -12,6 +12,7 @@ from loom.alerting import alerts as bounds
 from loom.alerting.alerts import WaitingDelivery
 from loom.alerting.operator import AlertOperator
 from loom.control import operations
+from loom.control.frame import pack_value
 from loom.errors import LimitReached, NotFound, WrongArguments
 from loom.weaver.alert_views import Alert, AlertRule, DeliveryState
 from loom.weaver.server.guests_and_admins import Asker
@@ -350,7 +351,7 @@ def test_a_rule_that_goes_while_its_alert_is_being_written_sends_nothing(bench: 
     made = rule(bench, "not_a_number")
     one = Threadlet(bench, "train_0")
     bench.weaver.receive(
-        one, [["status", [[1, bench.now, 1, None, None, {"loss": float("nan")}, None]]]], bench.now
+        one, pack_value(["status", [[1, bench.now, 1, None, None, {"loss": float("nan")}, None]]]), bench.now
     )
     commit, _ = bench.weaver.begin_commit(bench.now)
     assert commit is not None

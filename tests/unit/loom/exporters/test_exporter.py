@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from loom.control.frame import pack_value
 from loom.errors import Conflict, Denied, MissingDependency, Unavailable, WeaverUnavailable
 from loom.exporters import exporter, naming, tracker
 from loom.exporters.exporter import HistoryExporter, export_to, held
@@ -21,7 +22,7 @@ from loom.exporters.tracker import Destination, TrackedRun, TrackerKind, Tracker
 from loom.token_file import ADMIN
 from loom.weaver.persistent_state import Registry
 from loom.weaver.states import ReplicaState
-from loom.weaver.storage.store import Store
+from loom.weaver.storage.store import Store, journal_head
 from loom.weaver.views import ReplicaInfo, to_json
 from tests.support.trackers import environment, read_marks, read_points
 
@@ -48,7 +49,9 @@ class Weaver:
         known = self.registry
         known.history.record("train_0", known.journal_id, at, step, metrics)
         self.replica.seq += 1
-        known.keep_reports(self.replica, [[self.replica.seq, at, step, None, None, metrics, None]], at)
+        self.replica.journal_head = journal_head("train_0", "process")
+        rows = [[self.replica.seq, at, step, None, None, metrics, None]]
+        known.keep_reports(self.replica, pack_value(rows), at)
         known.save(self.replica)
 
     def commit(self, now: float) -> None:

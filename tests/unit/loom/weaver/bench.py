@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from loom.control.frame import pack_value
 from loom.control.handshake import ThreadletHello
 from loom.weaver.commit_output import OutboxPeer
 from loom.weaver.persistent_state import Registry
@@ -38,7 +39,7 @@ class Threadlet(OutboxPeer):
         bench.commit()
 
     def say(self, *frame: Any) -> None:
-        self.bench.weaver.receive(self, [list(frame)], self.bench.now)
+        self.bench.weaver.receive(self, pack_value(list(frame)), self.bench.now)
         self.bench.commit()
 
     def step(self, step: int, **metrics: float) -> None:

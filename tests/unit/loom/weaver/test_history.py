@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loom.control.frame import pack_value
 from loom.errors import ProtocolMismatch, UnsafeStateFolder, WrongArguments
 from loom.weaver.storage.events import EventStore
 from loom.weaver.storage.history import CHUNK, HistoryLevel, MetricHistory
@@ -32,7 +33,7 @@ class Recorder:
     def record(self, step: int, replica: str = "train_0", every: float = 1.0, **metrics: float) -> None:
         time = START + step * every
         self.history.record(replica, self.store.journal_id, time, step, metrics)
-        self.store.log([replica, self.history.label(replica), time, step, metrics])
+        self.store.log(pack_value([replica, self.history.label(replica), time, step, metrics]))
 
     def commit(self, now: float = START) -> None:
         commit = self.store.begin()

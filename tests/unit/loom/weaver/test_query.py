@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from loom.control.frame import pack_value
 from loom.errors import LimitReached, LoomError, Unavailable, WrongArguments, error_for_code
 from loom.weaver.storage import query
 from loom.weaver.storage.query import TABLES, run_query
-from loom.weaver.storage.store import origin
+from loom.weaver.storage.store import journal_head, origin
 from tests.unit.loom.weaver.raw_threadlet import BOUND, RawThreadlet, WeaverProcess
 from tests.unit.loom.weaver.test_history import START, Recorder
 
@@ -42,7 +43,7 @@ class JournalRecorder(Recorder):
         at = START + step * every
         self.history.record(replica, self.store.journal_id, at, step, metrics)
         of = origin("process", self.history.label(replica))
-        self.store.log([replica, of, [[step + 1, at, step, None, None, metrics, None]]])
+        self.store.log(journal_head(replica, of) + pack_value([[step + 1, at, step, None, None, metrics, None]]))
 
 
 def rows(path: str, sql: str) -> list[list[object]]:

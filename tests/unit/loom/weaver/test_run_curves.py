@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from loom.control import operations
+from loom.control.frame import pack_value
 from loom.errors import WrongArguments
 from loom.weaver.run_views import RunCurves
 from loom.weaver.runs import catalog
@@ -122,7 +123,7 @@ def test_wide_outlines_and_points_tell_the_same(wide: None, by: str, seed: int) 
         time = START + number
         value = math.nan if random_.random() < 0.0005 else random_.random()
         recorder.history.record("train_0", recorder.store.journal_id, time, step, {"loss": value})
-        recorder.store.log(["train_0", "", time, step, {"loss": value}])
+        recorder.store.log(pack_value(["train_0", "", time, step, {"loss": value}]))
         step += 1
         if random_.random() < 0.02:
             recorder.commit(time)
@@ -148,7 +149,7 @@ def test_a_wide_outline_ends_where_steps_fall_or_a_chunk_has_no_outline(wide: No
         for at in range(limits.CHUNK):
             place, time = None if start is None else start + at, START + chunk * limits.CHUNK + at
             recorder.history.record("train_0", recorder.store.journal_id, time, place, {"loss": 1.0})
-        recorder.store.log([])
+        recorder.store.log(pack_value([]))
         recorder.commit()
     recorder.commit()
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from loom.control.frame import pack_value
 from loom.control.handshake import ThreadletHello
 from loom.weaver.commit_output import CommittedOutput, OutboxPeer
 from loom.weaver.runs.run import RUNNING
@@ -263,7 +264,7 @@ class Trainings(RuleBasedStateMachine):
 
     def say(self, process: Process, *frame: Any) -> None:
         assert process.peer is not None
-        self.bench.weaver.receive(process.peer, [list(frame)], self.bench.now)
+        self.bench.weaver.receive(process.peer, pack_value(list(frame)), self.bench.now)
 
     def unplug(self, process: Process) -> None:
         if process.peer is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from loom.control.frame import pack_value
 from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes, user_weaver
@@ -193,7 +194,7 @@ def test_what_is_due_at_once_is_written_by_and_by(tmp_path: Path, monkeypatch: p
         for threadlet in threadlets:
             threadlet.seq += 1
             row = [threadlet.seq, bench.now, step, None, None, {"loss": 1.0}, None]
-            bench.weaver.receive(threadlet, [["status", [row]]], bench.now)
+            bench.weaver.receive(threadlet, pack_value(["status", [row]]), bench.now)
     kept = bench.weaver.known.store
 
     def chunks() -> int:
@@ -222,7 +223,7 @@ def test_a_restart_finds_full_chunks_that_were_not_written(tmp_path: Path, monke
         for threadlet in threadlets:
             threadlet.seq += 1
             row = [threadlet.seq, bench.now, step, None, None, {"loss": 1.0}, None]
-            bench.weaver.receive(threadlet, [["status", [row]]], bench.now)
+            bench.weaver.receive(threadlet, pack_value(["status", [row]]), bench.now)
     bench.commit()
 
     bench.restart()
