@@ -4,9 +4,9 @@ The intake shares the weaver's event loop between users, and between what they s
 loop handles all sockets with data before it does anything else, and libuv looks for more data up to 48 times before
 that. With thousands of threadlets on a busy host, or with one session that floods the weaver with questions, this
 takes seconds, in which nobody is answered, no commit begins, and no page gets anything. So the intake handles data
-for `TURN` seconds at a time, a piece of one user, then a piece of the next. The rest waits for the next turn,
-and nothing more is read from its connection until then: peers that send more than the weaver can take wait in their
-own sockets.
+for `TURN` seconds at a time, a piece of one user, then a piece of the next. The rest waits for the next turn. If
+much of a connection waits, nothing more is read from it until then: peers that send more than the weaver can take
+wait in their own sockets.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 TURN = 0.005
 """Seconds for which data is handled before the event loop does other work."""
 
+MAX_UNHANDLED = 1 << 16
+"""Bytes of one source that may wait before its connection is read no more: to stop and go on costs system calls."""
+
 MAX_WAITING = 32 << 20
 """Bytes that may wait for the next turns; what comes on top of them is handled at once."""
 
@@ -49,9 +52,11 @@ class IntakeSource(ABC):
     user: str = ""
     """The user among whose connections this one waits; empty for the gateway, and while it is not known."""
     unhandled: bytes = b""
-    """The entries that wait for a turn, and were not begun. It belongs to the intake, as the next two do."""
+    """The entries that wait for a turn, and were not begun. It belongs to the intake, as the next three do."""
     begun: Iterator[object] | None = None
     """The handling of data that waits for another turn."""
+    stopped: bool = False
+    """True if nothing more is read from the connection."""
     at_end: Callable[[], object] | None = None
     """The function to call once everything is handled, if no more will come."""
 
@@ -118,9 +123,11 @@ class Intake:
             self._wait(source)
         source.unhandled += data
         self._bytes += len(data)
+        if len(source.unhandled) > MAX_UNHANDLED and not source.stopped:
+            source.stopped = True
+            source.read(False)
 
     def _wait(self, source: IntakeSource) -> None:
-        source.read(False)
         self._waiting.setdefault(source.user, deque()).append(source)
 
     def _next_turn(self) -> None:
@@ -155,7 +162,8 @@ class Intake:
             self._waiting.setdefault(source.user, deque()).append(source)
         elif source.at_end is not None:
             source.at_end()
-        else:
+        elif source.stopped:
+            source.stopped = False
             source.read(True)
 
     def _claim(self, source: IntakeSource) -> bytes:
