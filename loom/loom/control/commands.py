@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from loom.control.frame import MAX_NAME, Frame, check_count
+from loom.control.frame import MAX_NAME, Frame, check_count, pack_value
 from loom.errors import ProtocolMismatch, WrongArguments
 from loom.wire.plain import plain
 
@@ -221,23 +222,28 @@ class Acknowledgement:
             body["taken"] = list(self.taken)
         return body
 
+    @cached_property
+    def packed(self) -> bytes:
+        """The packed object, which is made once if thousands of replicas acknowledge a command in the same way."""
+        return pack_value(self.to_body())
+
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Acknowledgement:
         """Check an object and return the acknowledgement that it holds."""
-        match body:
-            case {"ok": bool(ok), **rest}:
-                step, reason = check_count("step", rest.get("step")), rest.get("reason")
-                changes, refused = rest.get("changes") or {}, rest.get("refused") or {}
-                evidence, taken = rest.get("evidence") or {}, rest.get("taken") or []
-                if (
-                    (reason is None or type(reason) is str)
-                    and all(type(one) is dict for one in (changes, refused, evidence))
-                    and type(taken) is list
-                    and all(type(one) is str for one in taken)
-                ):
-                    read = {key: _read_change(change) for key, change in changes.items()}
-                    waiting = rest.get("waiting") is True
-                    return cls(ok, step, read, refused, reason, waiting, evidence, tuple(taken))
+        # Without `match`: thousands of replicas acknowledge a command at once.
+        get = body.get if isinstance(body, Mapping) else {}.get
+        ok, step, reason = get("ok"), check_count("step", get("step")), get("reason")
+        changes, refused = get("changes") or {}, get("refused") or {}
+        evidence, taken = get("evidence") or {}, get("taken") or []
+        if (
+            type(ok) is bool
+            and (reason is None or type(reason) is str)
+            and type(changes) is type(refused) is type(evidence) is dict
+            and type(taken) is list
+            and all(type(one) is str for one in taken)
+        ):
+            read = {key: _read_change(change) for key, change in changes.items()}
+            return cls(ok, step, read, refused, reason, get("waiting") is True, evidence, tuple(taken))
         raise ProtocolMismatch(f"not an acknowledgement: {body!r:.80}")
 
 
@@ -255,6 +261,9 @@ class CohortVerdict(str, Enum):
     """The ranks have decided that none of them applies it."""
     MOVED = "moved"
     """So they have, because other ranks form the job now: these may apply it."""
+
+
+_VERDICTS = [verdict.value for verdict in CohortVerdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +286,11 @@ class Acknowledged(Frame, kind="ack"):
 
     @classmethod
     def from_body(cls, body: Sequence[Any]) -> Acknowledged:
-        match body:
-            case [_, str(command), step, dict(rest)]:
-                known = Acknowledgement.from_body({**rest, "step": step, "waiting": False})
-                verdict = rest.get("verdict")
-                return cls(command, known, CohortVerdict(verdict) if verdict in list(CohortVerdict) else None)
+        if len(body) == 4 and type(body[1]) is str and type(body[3]) is dict:
+            _, command, step, rest = body
+            known = Acknowledgement.from_body({**rest, "step": step, "waiting": False})
+            verdict = rest.get("verdict")
+            return cls(command, known, CohortVerdict(verdict) if verdict in _VERDICTS else None)
         raise cls.mismatch(body)
 
 

@@ -196,7 +196,7 @@ class Commands:
         """Add a command, with the acknowledgements that are known already, by replica."""
         self._store.put("commands", command.id, command.to_dict())
         for id, one in acknowledgements.items():
-            self._store.put_acknowledgement(command.id, id, one.to_body())
+            self._store.put_acknowledgement(command.id, id, one.packed)
         self._enter(command, acknowledgements)
 
     def of(self, sent_id: str, replica: str) -> GivenCommand | None:
@@ -235,7 +235,7 @@ class Commands:
         command = self._commands.get(id)
         if command is None or replica not in command.waiting:
             return None
-        self._store.put_acknowledgement(id, replica, acknowledgement.to_body())
+        self._store.put_acknowledgement(id, replica, acknowledgement.packed)
         del command.waiting[replica]
         command.acknowledgements[replica] = acknowledgement
         left = self._unacknowledged[replica]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,10 @@ from loom.weaver.views import WeaverEvent, few, how_ended
 
 _REMEMBERED_REPORTS = 1000  # the last failures of devices among which a report's id is looked for
 
+_MOST_SHARED = 256
+"""Acknowledgements that are remembered, as far as they have at most `_MAX_SHARED` bytes."""
+_MAX_SHARED = 4096
+
 _REFUSALS_TOLD = 100  # replicas that refuse a command at once, as those that have ended do, that its event names
 
 _CAUSES = {
@@ -55,6 +59,8 @@ class CommandDispatcher:
         self.cohort_commands = CohortCommands(known, self._cohorts, self)
         self.latencies = Latencies()
         """Seconds from giving a command to its acknowledgement."""
+        self._read: dict[bytes, Acknowledged] = {}
+        """Acknowledgements that came last, by their frames."""
         self._notified: dict[str, tuple[WeaverEvent, set[str]]] = {}
         """For each failed device the event of its failure, and the process instances that were notified."""
 
@@ -333,6 +339,17 @@ class CommandDispatcher:
         self._known.events.append(
             now, "respawn_wanted", replica.id, reason=reason, device=device, devices=devices, cause=cause, **about
         )
+
+    def read(self, replica: Replica, body: Sequence[Any], packed: bytes, now: float) -> None:
+        """Take the frame of an acknowledgement; thousands of equal ones of a command share an object."""
+        acknowledged = self._read.get(packed)
+        if acknowledged is None:
+            acknowledged = Acknowledged.from_body(body)
+            if len(packed) <= _MAX_SHARED:
+                if len(self._read) >= _MOST_SHARED:
+                    self._read.clear()
+                self._read[packed] = acknowledged
+        self.take(replica, acknowledged, now)
 
     def take(self, replica: Replica, acknowledged: Acknowledged, now: float) -> None:
         made, given = acknowledged.acknowledgement, self._known.commands.of(acknowledged.command, replica.id)

@@ -318,7 +318,7 @@ class Replica:
         return since if waited == instance else math.inf
 
     def to_dict(self) -> dict[str, object]:
-        stored = {name: getattr(self, name) for name in _STORED} | {"state": self.state.value}
+        stored: dict[str, object] = dict(zip(_STORED, _stored(self), strict=True)) | {"state": self.state.value}
         if self.leaving is not None:
             stored["leaving"] = self.leaving.to_body()
         if self.process is not None:
@@ -378,4 +378,5 @@ _STORED = tuple(
     if one.name not in ("state", "devices", "connected", "step_time", "user")
 )
 _SHOWN = (*_STORED, "state", "connected")
+_stored = attrgetter(*_STORED)
 _changing = attrgetter(*CHANGING_FIELDS)

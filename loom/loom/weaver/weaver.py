@@ -80,7 +80,6 @@ class Weaver:
         )
         takers: dict[type[Frame], Taker] = {
             **self.reports.takers,
-            Acknowledged: self.dispatcher.take,
             CohortPlace: self.dispatcher.join,
             DeviceFailed: self._device_failed,
             StartFacts: known.runs.take_facts,
@@ -92,6 +91,7 @@ class Weaver:
             Silent: self._silent,
         }
         self._takers = {kind.KIND: reading(kind, take) for kind, take in takers.items()} | self.reports.frequent
+        self._takers[Acknowledged.KIND] = self.dispatcher.read
         known.alerts.hurry = self.outbox.hurry
         for replica in known.replicas.values():
             if replica.state in LIVING:

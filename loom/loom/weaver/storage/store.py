@@ -45,7 +45,10 @@ def origin(instance: str, label: str) -> str:
 
 def journal_head(replica: str, origin: str) -> bytes:
     """Return the beginning of an entry of the journal: the packed rows of status reports follow."""
-    return msgpack.Packer().pack_array_header(3) + pack_value(replica) + pack_value(origin)
+    return _THREE + pack_value(replica) + pack_value(origin)
+
+
+_THREE: bytes = msgpack.Packer().pack_array_header(3)
 
 
 def read_origin(origin: str) -> tuple[str, str]:
@@ -247,8 +250,8 @@ class Store:
     def drop(self, table: str, key: str) -> None:
         self._rows[table][key] = None
 
-    def put_acknowledgement(self, command: str, replica: str, body: Mapping[str, Any]) -> None:
-        self._acknowledgements.append((command, replica, msgpack.packb(body)))
+    def put_acknowledgement(self, command: str, replica: str, packed: bytes) -> None:
+        self._acknowledgements.append((command, replica, packed))
 
     def log(self, entry: bytes) -> None:
         """Add a packed entry to the row of the journal that the next commit writes."""

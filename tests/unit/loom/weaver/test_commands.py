@@ -12,6 +12,7 @@ from loom.weaver.commands import Commands, GivenCommand, check_command, select
 from loom.weaver.replicas import Replica
 from loom.weaver.states import ReplicaState
 from loom.weaver.storage.store import Store
+from tests.unit.loom.weaver.bench import Bench, Threadlet
 
 REPLICAS = ["train_0", "train_1", "eval_0"]
 
@@ -181,3 +182,17 @@ def test_a_replica_of_a_session_is_found_by_its_short_name() -> None:
     assert found("train_0") == ["train_0@one", "train_0@two"]
     assert found("train_?") == list(replicas)
     assert found("train_0@two") == ["train_0@two"]
+
+
+def test_equal_acknowledgements_of_a_command_are_one_object(bench: Bench) -> None:
+    threadlets = [Threadlet(bench, f"train_{number}", devices=[]) for number in range(3)]
+    given = bench.weaver.dispatcher.give(CommandKind.UPDATE_CONFIG, {"lr": 0.1}, "*", "ann", bench.now)
+    bench.commit()
+    for threadlet in threadlets[:2]:
+        threadlet.ack(given.id, changes={"lr": {"old": 1.0, "new": 0.1}})
+    threadlets[2].ack(given.id, ok=False, reason="no")
+
+    made = given.acknowledgements
+    assert made["train_0"] is made["train_1"]
+    assert (made["train_1"].ok, made["train_2"].ok, made["train_2"].reason) == (True, False, "no")
+    assert given.done
