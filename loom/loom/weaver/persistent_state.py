@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from loom.control.frame import pack_value
@@ -295,11 +296,11 @@ class Registry:
         for replica in self._changed:
             self._put(replica)
         self._changed.clear()
-        for _ in range(max(LEAST_SAVED, len(self._unsaved) // COMMITS)):
-            oldest = next(iter(self._unsaved.items()), None)
-            if oldest is None or oldest[1][1] > now - self._save_after:
+        most = max(LEAST_SAVED, len(self._unsaved) // COMMITS)
+        for replica, (_, since) in list(islice(self._unsaved.items(), most)):
+            if since > now - self._save_after:
                 break
-            self._put(oldest[0])
+            self._put(replica)
         self.goodput.save(now)
         self.runs.settle(now)
         self.alerts.settle(now)

@@ -43,8 +43,8 @@ class FrameSplitter:
     def __init__(self, limit: int, frame: str = "a frame on the link") -> None:
         self.limit = limit
         self._frame = frame
-        self._begun = bytearray()
-        self._needed = 0  # bytes of `_begun` with which there is something to split
+        self._begun: bytes | bytearray = b""
+        self._needed = 0  # bytes of `_begun`, if there are any, with which there is something to split
 
     @property
     def rest(self) -> bytes:
@@ -62,9 +62,9 @@ class FrameSplitter:
             self._begun += data
             if len(self._begun) < self._needed:
                 return
-            whole, self._begun = bytes(self._begun), bytearray()
+            whole, self._begun = bytes(self._begun), b""
         position, end, size = 0, len(whole), LENGTH.size
-        self._needed = size
+        needed = size
         try:
             while end - position >= size:
                 (length,) = LENGTH.unpack_from(whole, position)
@@ -73,13 +73,13 @@ class FrameSplitter:
                 begin = position + size
                 after = begin + length
                 if after > end:
-                    self._needed = after - position
+                    needed = after - position
                     break
                 position = after
                 yield whole[begin:after]
         finally:  # also if the caller takes no further frame
             if position < end:
-                self._begun += memoryview(whole)[position:]
+                self._begun, self._needed = bytearray(memoryview(whole)[position:]), needed
 
 
 def split_batch(data: Buffer) -> Iterator[memoryview]:

@@ -61,7 +61,7 @@ LEVELS = (HistoryLevel(3600.0, 10.0), HistoryLevel(86_400.0, 60.0), HistoryLevel
 class _Series:
     """One metric of one replica."""
 
-    __slots__ = ("before", "chunk", "id", "open", "stored", "upto")
+    __slots__ = ("before", "chunk", "id", "open", "stored", "unwritten", "upto")
 
     def __init__(self, id: int, upto: int, before: int = 0) -> None:
         self.id = id
@@ -71,6 +71,8 @@ class _Series:
         """The number of points, ever, before those."""
         self.upto = upto
         """The journal row up to which the points were in chunks when the weaver started."""
+        self.unwritten = False
+        """True while it is in `MetricHistory._unwritten`, where to look it up takes longer for thousands."""
         self.begin_chunk()
 
     @property
@@ -216,7 +218,8 @@ class MetricHistory:
             except (TypeError, OverflowError):
                 del points[len(points) // POINT * POINT :]
                 raise ProtocolMismatch(f"the metric {name!r:.80} is {value!r:.80}, which is no number") from None
-            if series not in self._unwritten:
+            if not series.unwritten:
+                series.unwritten = True
                 self._unwritten[series] = journal_id
             if len(points) >= CHUNK * POINT:
                 self._full.setdefault(series, []).append(self._row(series))
@@ -478,6 +481,7 @@ class MetricHistory:
         self._written = {series: self._full.pop(series) for series in due if series in self._full}
         for series in due:
             self._unwritten.pop(series, None)
+            series.unwritten = False
             for row in self._written.get(series, ()):
                 rows.append(row)
                 self._open_chunks.pop(row[0], None)

@@ -6,6 +6,7 @@ import pytest
 
 from loom.control.commands import CommandKind
 from loom.control.operations import ReportEnded
+from loom.weaver.views import WeaverEvent
 from tests.unit.loom.weaver.bench import START, Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import GPU
 
@@ -323,3 +324,21 @@ def test_a_replica_that_reports_no_steps_is_never_stalled(bench: Bench) -> None:
     bench.wait(60, threadlet)
 
     assert bench.state() == "running"
+
+
+def test_checks_of_one_tenth_of_a_second_come_in_their_order_and_not_early(bench: Bench) -> None:
+    threadlets = [Threadlet(bench, f"train_{number}", devices=[]) for number in range(4)]
+    for number, threadlet in enumerate(threadlets):
+        bench.now = START + 0.5 + 0.01 * (3 - number)
+        threadlet.lose()
+
+    bench.now = START + 1.515  # a second after two of them
+    bench.weaver.tick(bench.now)
+    assert [event.replica for event in moved(bench)] == ["train_3", "train_2"]
+    bench.now = START + 1.54
+    bench.weaver.tick(bench.now)
+    assert [event.replica for event in moved(bench)] == ["train_3", "train_2", "train_1", "train_0"]
+
+
+def moved(bench: Bench) -> list[WeaverEvent]:
+    return bench.weaver.known.events.after(0, 100, None, "recovering")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from loom.control.frame import pack_value
+from loom.errors import ProtocolMismatch
 from loom.process import tasks
 from loom.token_file import ADMIN
 from loom.weaver.server import pushes, user_weaver
@@ -259,3 +260,36 @@ def test_the_log_of_the_store_does_not_grow_without_end(tmp_path: Path, monkeypa
 
     assert len(sizes) > 10
     assert max(sizes) < 4 << 18
+
+
+@pytest.mark.parametrize("kind", [b"\xa6status", b"\xd9\x06status"], ids=["as usual", "packed in another way"])
+@pytest.mark.parametrize("sent_before", [0, 1], ids=["new", "partly known"])
+def test_reports_are_there_after_a_restart_however_their_frame_was_packed(
+    tmp_path: Path, kind: bytes, sent_before: int
+) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0", devices=[])
+    rows = [[number, bench.now, number, None, None, {"loss": float(number)}, None] for number in (1, 2, 3)]
+    if sent_before:
+        bench.weaver.receive(threadlet, pack_value(["status", rows[:1]]), bench.now)
+
+    bench.weaver.receive(threadlet, b"\x92" + kind + pack_value(rows), bench.now)
+    bench.commit()
+    bench.restart()
+
+    replica = bench.weaver.known.replicas["train_0"]
+    assert (replica.seq, replica.step, replica.metrics) == (3, 3, {"loss": 3.0})
+    assert [value for _, _, value in bench.weaver.known.history.between("train_0", "loss")] == [1.0, 2.0, 3.0]
+
+
+def test_of_a_frame_with_a_refused_report_those_before_it_are_there_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    threadlet = Threadlet(bench, "train_0", devices=[])
+    rows = [[1, bench.now, 1, None, None, {"loss": 1.0}, None], [2, bench.now, "two", None, None, {}, None]]
+
+    with pytest.raises(ProtocolMismatch, match="step is a count"):
+        bench.weaver.receive(threadlet, pack_value(["status", rows]), bench.now)
+    bench.commit()
+    bench.restart()
+
+    assert bench.weaver.known.replicas["train_0"].seq == 1
