@@ -19,17 +19,11 @@ import psutil
 import pytest
 
 import loom
+from loom.process.identity import start_time
 from loom_gateway.sessions.driver_process import AdoptedDriver, NotOurDriver
 from loom_gateway.sessions.manager import FreshPorts
 from loom_gateway.sessions.session import UserSession
-from loom_gateway.sessions.state_dir import (
-    DriverFiles,
-    DriverRecord,
-    LastWords,
-    StateFolder,
-    default_path,
-    start_time,
-)
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, LastWords, StateFolder, default_path
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, Gateway, await_end, await_true, gateway_of, run_gateway
