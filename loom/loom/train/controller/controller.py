@@ -55,6 +55,7 @@ class Controller:
         self._job = job
         self._session = session
         self._paused = False
+        self._published: tuple[int, int, int] | None = None
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """Calls from other threads: the controller's alone changes slots and groups, so they need no lock."""
         self._events = JobEvents(job.name, session, self._respawn, self._use_devices, job.uses_gpus)
@@ -169,7 +170,6 @@ class Controller:
 
     def _handle_messages(self, threadlet: Threadlet) -> None:
         """Handle the messages of other threads and the periodic work, until the job is over."""
-        published = None
         while not self._slots.are_over:
             try:
                 get_within(self._messages, TICK)()  # all messages come before the periodic work
@@ -186,13 +186,19 @@ class Controller:
             self._slots.follow_drains(self._agents.draining())
             self._slots.fit()
             self._agents.tick([*self._pool.hosts(), *([] if self._support.host is None else [self._support.host])])
-            progress = self._slots.step, len(self._slots.training()), len(self._pool.spares)
-            if progress != published and not threadlet.paused:
-                published = progress
-                step, groups, spares = progress
-                metrics = {"groups": groups, "spares": spares, "failures": self._slots.failures}
-                threadlet.publish_status(step, max_step=self._job.steps, metrics=metrics)
+            if not threadlet.paused:
+                self._publish_progress(threadlet)
+        self._publish_progress(threadlet)  # the last steps may have been made since the last periodic work
         self._check_ending()
+
+    def _publish_progress(self, threadlet: Threadlet) -> None:
+        """Publish the job's step, groups and spares if they have changed."""
+        progress = self._slots.step, len(self._slots.training()), len(self._pool.spares)
+        if progress != self._published:
+            self._published = progress
+            step, groups, spares = progress
+            metrics = {"groups": groups, "spares": spares, "failures": self._slots.failures}
+            threadlet.publish_status(step, max_step=self._job.steps, metrics=metrics)
 
     def _pause_groups(self, paused: bool) -> None:
         """Give the groups the pause that the job itself was given, or the end of it: the job makes no steps."""
