@@ -54,9 +54,9 @@ def raised(look: Callable[[], Any]) -> Any:
         return type(error), str(error)
 
 
-@pytest.fixture
-def counters(tidied: loom.Job) -> Any:
-    return tidied.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
+@pytest.fixture(scope="module")
+def counters(shared: loom.Job) -> Any:
+    return shared.hosts.spawn_procs(name="procs").spawn("counters", Counter, 10)
 
 
 USES: dict[str, Callable[[loom.Job, Any, Any], object]] = {
@@ -85,17 +85,17 @@ async def _await(future: Any) -> Any:
 
 @pytest.mark.parametrize("use", USES)
 def test_a_child_that_uses_its_parents_session_is_told_whose_it_is(
-    tidied: loom.Job, counters: Any, use: str
+    shared: loom.Job, counters: Any, use: str
 ) -> None:
-    future = tidied.run(time.sleep, 0.5, detach=True).future
+    future = shared.run(time.sleep, 0.5, detach=True).future
 
     def look() -> Any:
-        return raised(lambda: USES[use](tidied, counters, future))
+        return raised(lambda: USES[use](shared, counters, future))
 
     kind, text = in_child(look)
     assert kind is InForkedChild
-    assert f"session {tidied.session!r} belongs to process {os.getpid()}" in text
-    assert f"loom.connect(session={tidied.session!r}, mode='call')" in text
+    assert f"session {shared.session!r} belongs to process {os.getpid()}" in text
+    assert f"loom.connect(session={shared.session!r}, mode='call')" in text
     future.get(IN_TIME)
     assert sorted(counters.add.call(0).get(IN_TIME).values()) == [10, 10]
 

@@ -224,6 +224,11 @@ def test_an_earlier_callback_that_raises_keeps_no_line_from_the_next(
     assert not caplog.text
 
 
+@pytest.fixture(scope="module")
+def procs(shared: loom.Job) -> loom.ProcMeshProxy:
+    return shared.hosts.spawn_procs()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -235,9 +240,8 @@ def test_an_earlier_callback_that_raises_keeps_no_line_from_the_next(
     ],
 )
 def test_a_wrong_logging_option_is_refused_before_it_is_sent(
-    job: loom.Job, options: dict[str, Any], text: str
+    procs: loom.ProcMeshProxy, options: dict[str, Any], text: str
 ) -> None:
-    procs = job.hosts.spawn_procs()
     with pytest.raises(loom.InvalidLogOption, match=text) as caught:
         procs.logging_option(**options)
     assert isinstance(caught.value, ValueError)

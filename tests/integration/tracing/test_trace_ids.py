@@ -48,13 +48,13 @@ class Large:
     """An argument that the driver unpickles, since it is of a class."""
 
 
-@pytest.fixture
-def actors(job: loom.Job) -> Any:
-    return job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="procs").spawn("traced", Traced)
+@pytest.fixture(scope="module")
+def actors(shared: loom.Job) -> Any:
+    return shared.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 2}, name="procs").spawn("traced", Traced)
 
 
 @pytest.mark.parametrize("args", [(), (1, "x", b"y" * 1000), (Large(),)], ids=["none", "plain", "of a class"])
-def test_every_adverb_takes_the_trace_along(job: loom.Job, actors: Any, args: tuple[Any, ...]) -> None:
+def test_every_adverb_takes_the_trace_along(shared: loom.Job, actors: Any, args: tuple[Any, ...]) -> None:
     one = actors.slice(gpus=0)
     with tracing.trace("abc"):
         assert one.here.call_one(*args).get() == "abc"
@@ -66,7 +66,7 @@ def test_every_adverb_takes_the_trace_along(job: loom.Job, actors: Any, args: tu
     assert list(actors.here.call(*args).get().values()) == [None] * 2
 
 
-def test_a_send_with_a_port_and_a_broadcast_take_it_along(job: loom.Job, actors: Any) -> None:
+def test_a_send_with_a_port_and_a_broadcast_take_it_along(shared: loom.Job, actors: Any) -> None:
     port, receiver = loom.Channel.open()
     with tracing.trace("abc"):
         actors.tell.broadcast(port)
@@ -75,7 +75,7 @@ def test_a_send_with_a_port_and_a_broadcast_take_it_along(job: loom.Job, actors:
     assert receiver.recv().get(timeout=30) == "abc"
 
 
-def test_each_call_has_its_own(job: loom.Job, actors: Any) -> None:
+def test_each_call_has_its_own(shared: loom.Job, actors: Any) -> None:
     one = actors.slice(gpus=0)
     futures = []
     for i in range(100):
@@ -87,9 +87,9 @@ def test_each_call_has_its_own(job: loom.Job, actors: Any) -> None:
     assert [future.get() for _, future in futures] == [expected for expected, _ in futures]
 
 
-def test_an_actor_takes_it_to_the_actor_that_it_calls(job: loom.Job, actors: Any) -> None:
+def test_an_actor_takes_it_to_the_actor_that_it_calls(tidied: loom.Job, actors: Any) -> None:
     first, second = actors.slice(gpus=0), actors.slice(gpus=1)
-    apart = job.hosts.slice(hosts=1).spawn_procs(name="async").spawn("traced_async", TracedAsync)
+    apart = tidied.hosts.slice(hosts=1).spawn_procs(name="async").spawn("traced_async", TracedAsync)
     with tracing.trace("abc"):
         assert first.of.call_one(second).get() == "abc"
         assert apart.of.call_one(second).get() == "abc"
@@ -98,7 +98,7 @@ def test_an_actor_takes_it_to_the_actor_that_it_calls(job: loom.Job, actors: Any
     assert first.of.call_one(apart).get() is None
 
 
-def test_a_function_in_the_driver_begins_in_it(job: loom.Job, actors: Any) -> None:
+def test_a_function_in_the_driver_begins_in_it(shared: loom.Job, actors: Any) -> None:
     def function(mesh: Any) -> tuple[str | None, str | None]:
         return tracing.current_trace(), mesh.here.call_one().get()
 
@@ -107,29 +107,29 @@ def test_a_function_in_the_driver_begins_in_it(job: loom.Job, actors: Any) -> No
 
     one = actors.slice(gpus=0)
     with tracing.trace("abc"):
-        assert job.run(function, one) == ("abc", "abc")
-        assert job.run(coroutine, one) == ("abc", "abc")
-    assert job.run(function, one) == (None, None)
+        assert shared.run(function, one) == ("abc", "abc")
+        assert shared.run(coroutine, one) == ("abc", "abc")
+    assert shared.run(function, one) == (None, None)
 
 
 def test_a_driver_that_does_not_know_traces_gets_none(
-    job: loom.Job, actors: Any, monkeypatch: pytest.MonkeyPatch
+    shared: loom.Job, actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: Calls = job._calls
+    calls: Calls = shared._calls
     monkeypatch.setattr(calls, "knows_traces", False)
     with tracing.trace("abc"):
         assert actors.slice(gpus=0).here.call_one().get() is None
-        assert job.run(tracing.current_trace) is None
+        assert shared.run(tracing.current_trace) is None
 
 
-def test_garbage_for_a_trace_id_is_none(job: loom.Job, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_for_a_trace_id_is_none(shared: loom.Job, actors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one = actors.slice(gpus=0)
     for garbage in ("x" * 1000, "a\nb", "", "ü"):
         monkeypatch.setattr("loom_proxy.mesh.endpoints.trace_here", lambda garbage=garbage: garbage)
         assert one.here.call_one(1).get() is None
 
 
-def test_a_call_in_a_trace_is_a_span_here(job: loom.Job, actors: Any) -> None:
+def test_a_call_in_a_trace_is_a_span_here(shared: loom.Job, actors: Any) -> None:
     calls: queue.Queue[dict[str, Any]] = queue.Queue()
     end = listen(lambda span: calls.put(span) if span["name"] == "call" else None)
     try:
