@@ -7,6 +7,7 @@ import gc
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -154,17 +155,24 @@ def shared(cluster: LocalCluster) -> Iterator[loom.Job]:
         yield connected
 
 
-@pytest.fixture
-def tidied(shared: loom.Job) -> Iterator[loom.Job]:
-    """The session of the module; the meshes that the test spawns in it end with the test."""
-    before = set(shared.meshes.values())
-    yield shared
-    made = [mesh for mesh in shared.meshes.values() if mesh not in before]
+@contextmanager
+def ending_new_meshes(job: loom.Job) -> Iterator[None]:
+    """End the meshes that a block adds to a session."""
+    before = set(job.meshes.values())
+    yield
+    made = [mesh for mesh in job.meshes.values() if mesh not in before]
     # One after the other: Monarch may not answer a stop of actors whose processes it stops (torchmonarch 0.7).
     for kind in (loom.ProcMeshProxy, loom.ActorMeshProxy):
         stopping = [mesh.stop() for mesh in made if isinstance(mesh, kind)]
         for one in stopping:
             one.exception(60)  # of a mesh that could not be made
+
+
+@pytest.fixture
+def tidied(shared: loom.Job) -> Iterator[loom.Job]:
+    """The session of the module; the meshes that the test spawns in it end with the test."""
+    with ending_new_meshes(shared):
+        yield shared
 
 
 @pytest.fixture

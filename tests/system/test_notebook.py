@@ -246,6 +246,7 @@ def test_a_long_wait_says_what_it_waits_for(kernel: Kernel, pipe: Pipe, wait: st
     kernel.check("future.get(timeout=30)")
 
 
+@pytest.mark.slow
 def test_a_long_spawn_says_how_far_it_is(kernel: Kernel, pipe: Pipe) -> None:
     output = kernel.run(
         f"""
@@ -327,6 +328,7 @@ def test_a_process_that_ends_by_itself_is_shown_in_its_proc_mesh_and_its_actor_m
     assert summary(procs.slice(hosts=1, gpus=1)) == "1 process: 1 failed"
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_without_its_process_is_shown(job: loom.Job) -> None:
     procs = job.hosts.spawn_procs(per_host={"gpus": 2})
     quitters, others = procs.spawn("quitters", Quitter), procs.spawn("others", Quitter)

@@ -135,6 +135,7 @@ def test_the_report_shows_every_figure_and_ratio_beside_its_budget() -> None:
     assert "python -m tests.benchmarks calls" in text
 
 
+@pytest.mark.slow
 def test_the_raw_echo_is_measured_in_rounds() -> None:
     told: list[str] = []
 

@@ -277,6 +277,7 @@ def test_failure_callbacks_are_told_and_may_call_the_session(job: loom.Job) -> N
     assert values == [6, 6]
 
 
+@pytest.mark.slow
 def test_a_removed_failure_callback_is_not_called(job: loom.Job) -> None:
     told: queue.Queue[Any] = queue.Queue()
     removed: list[Any] = []

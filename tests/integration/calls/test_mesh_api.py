@@ -54,8 +54,9 @@ class AsyncSupervise(loom.Actor):
         (AsyncSupervise, "has sync endpoints, but an async __supervise__"),
     ],
 )
-def test_a_class_that_monarch_would_not_take_is_refused_at_once(tidied: loom.Job, cls: type, text: str) -> None:
-    procs = tidied.hosts.slice(hosts=0).spawn_procs()
+def test_a_class_that_monarch_would_not_take_is_refused_at_once(
+    procs: loom.ProcMeshProxy, cls: type, text: str
+) -> None:
     with pytest.raises(loom.NotAnActor, match=text):
         procs.spawn("refused", cls)
 

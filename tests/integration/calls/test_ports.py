@@ -458,6 +458,7 @@ def test_a_closed_receiver_says_so(job: loom.Job) -> None:
     receiver.close()
 
 
+@pytest.mark.slow
 def test_a_detached_clients_ports_take_no_memory(cluster: LocalCluster) -> None:
     first = loom.connect(cluster.url, cluster.token)
     port, receiver = first.channel()

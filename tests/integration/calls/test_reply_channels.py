@@ -53,11 +53,6 @@ def pipe(tmp_path: Path) -> Iterator[str]:
     os.close(os.open(path, os.O_RDWR))
 
 
-@pytest.fixture(scope="module")
-def procs(shared: loom.Job) -> loom.ProcMeshProxy:
-    return shared.hosts.spawn_procs(per_host={"gpus": 1})
-
-
 @pytest.fixture
 def worker(procs: loom.ProcMeshProxy, tidied: loom.Job) -> Any:
     return procs.spawn("workers", Worker).slice(hosts=0, gpus=0)
@@ -134,6 +129,7 @@ def test_a_stopped_actor_answers_no_more(worker: Any, shared: loom.Job) -> None:
         worker.echo.call_one(2).get(timeout=BOUND)
 
 
+@pytest.mark.slow
 def test_threads_that_call_two_actors_get_their_own_answers(tidied: loom.Job) -> None:
     workers = tidied.hosts.spawn_procs().spawn("workers", Worker)
     wrong: list[Any] = []

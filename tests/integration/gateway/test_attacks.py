@@ -326,6 +326,9 @@ def test_who_attacks_another_machine_with_the_benchmark_is_refused() -> None:
         asyncio.run(attack("ws://10.0.0.5:8470", 1, 1))
 
 
+QUICK = {"half-open", "slow headers", "garbage", "wrong tokens", "upgrades without frames"}
+
+
 @pytest.fixture(scope="module")
 def besieged() -> Iterator[LocalCluster]:
     """A gateway that has room for few connections without a token."""
@@ -337,7 +340,7 @@ def besieged() -> Iterator[LocalCluster]:
 @pytest.mark.parametrize(
     ("kind", "hosts"),
     [
-        *((kind, 1) for kind in KINDS),
+        *(pytest.param(kind, 1, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS),
         ("half-open", 20),
         *(pytest.param(kind, 20, marks=pytest.mark.slow) for kind in KINDS if kind != "half-open"),
     ],

@@ -64,7 +64,14 @@ def test_the_version_is_the_package_s() -> None:
     assert run("-c", LOOM, "--version").stdout == f"loom {loom.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["no-such-command"], ["status", "--no-such-option"], ["serve", "worker"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        pytest.param(["status", "--no-such-option"], marks=pytest.mark.slow),
+        ["serve", "worker"],
+    ],
+)
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert run_loom(*arguments).returncode == 2
 
@@ -108,7 +115,7 @@ def test_serve_reports_a_taken_port_with_exit_code_3() -> None:
     ("module", "arguments"),
     [
         ("monarch", ["serve", "worker", "--address", "tcp://127.0.0.1:26600"]),
-        ("uvicorn", ["serve", "gateway", "--worker", "tcp://127.0.0.1:26600"]),
+        pytest.param("uvicorn", ["serve", "gateway", "--worker", "tcp://127.0.0.1:26600"], marks=pytest.mark.slow),
         ("fastapi", ["up"]),
     ],
 )

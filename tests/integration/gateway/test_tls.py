@@ -103,6 +103,7 @@ def test_large_data_in_both_directions_while_another_thread_calls(cluster: Local
         assert numbers
 
 
+@pytest.mark.slow
 def test_many_threads_over_one_tls_connection(cluster: LocalCluster, files: Files) -> None:
     with loom.connect(cluster.url, cluster.token, ca=files.ca) as job:
         echo = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("echo", Echo)

@@ -135,6 +135,7 @@ def orders(generators: Any) -> list[tuple[str, float, float]]:
     return asyncio.run(all_ways())
 
 
+@pytest.mark.slow
 def test_all_three_ways_load_weights_from_a_run(shared: loom.Job, generators: Any) -> None:
     found = shared.run(orders, generators)
     assert [via for via, _, _ in found] == ["shared", "shared", "admin", "admin", "lane", "lane"]

@@ -197,7 +197,7 @@ PLACES: dict[str, Place] = {
     **{start: Place(start=start) for start in START if start},
 }
 
-QUICK = {"as usual", "streams in ASCII", "nothing open", "nothing but PATH", "without streams", "in a forked child"}
+QUICK = {"as usual", "nothing open", "nothing but PATH", "without streams"}
 
 
 def _command(place: Place, program: str, folder: Path) -> tuple[list[str], str | None]:

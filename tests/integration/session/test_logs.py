@@ -176,6 +176,7 @@ def test_a_flood_is_cut_and_does_not_starve_calls(job: loom.Job, lines: Lines) -
     assert sum(line.count for line in flooded) < 300_000
 
 
+@pytest.mark.slow
 def test_a_process_goes_on_when_its_agent_is_killed(job: loom.Job, lines: Lines) -> None:
     _, talker = talkers(job, gpus=1)
     one = talker.slice(hosts=0)

@@ -94,6 +94,7 @@ def test_a_function_that_waits_for_its_next_start_is_cancelled(gateway: Gateway,
             run.result(IN_TIME)
 
 
+@pytest.mark.slow
 def test_a_function_goes_on_with_another_driver_when_its_driver_is_killed(
     gateway: Gateway, folder: Path, tmp_path: Path
 ) -> None:

@@ -410,6 +410,7 @@ def test_code_of_a_module_that_has_a_name_of_the_standard_library_travels_by_val
     assert mean([1, 3]) == job.run(mean, [1, 3]) == "mine"
 
 
+@pytest.mark.slow
 def test_a_package_of_tests_is_imported_by_name(job: loom.Job, project: Project) -> None:
     project.write("test/__init__.py", "VERSION = 7")
     job.sync(project.folder)

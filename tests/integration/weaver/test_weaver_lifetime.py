@@ -66,6 +66,7 @@ def test_a_weaver_that_is_killed_is_started_again_and_found_by_its_replicas(gate
         assert trainer.learning_rate()[0] == 0.3
 
 
+@pytest.mark.slow
 def test_watchers_are_told_and_see_everything_again(gateway: Gateway) -> None:
     weaver = weaver_of(gateway)
     updates = weaver.watch(timeout=BOUND)

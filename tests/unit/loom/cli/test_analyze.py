@@ -51,8 +51,11 @@ def test_a_bottleneck_exits_with_0_too(tmp_path: Path) -> None:
     ("arguments", "code", "text"),
     [
         ((), 2, "nothing to analyse: name logs, or a session with --session NAME"),
-        (("missing.log",), 2, "no log missing.log: there is no such file"),
-        (("--session", "one"), 2, "no gateway to connect to: pass url=… or --url, or set LOOM_URL"),
+        pytest.param(("missing.log",), 2, "no log missing.log: there is no such file", marks=pytest.mark.slow),
+        pytest.param(
+            *(("--session", "one"), 2, "no gateway to connect to: pass url=… or --url, or set LOOM_URL"),
+            marks=pytest.mark.slow,
+        ),
         (("--session", "one", "--url", "ws://127.0.0.1:9"), 5, "no answer from ws://127.0.0.1:9"),
         (("empty.log",), 1, "nothing to analyse: empty.log has no line"),
     ],

@@ -102,6 +102,9 @@ def part(data: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": data, "more_body": more}
 
 
+EACH = [pytest.param(scope, marks=() if scope in ("view", "admin") else pytest.mark.slow) for scope in SCOPES]
+
+
 @contextlib.asynccontextmanager
 async def house(folder: Path) -> AsyncIterator[House]:
     opened = House(folder)
@@ -120,7 +123,7 @@ async def every_route(gateway: House) -> list[tuple[str, str]]:
     return [(method, path.replace(f"{TUNNELS}/x", f"{TUNNELS}/{tunnel}")) for method, path in routes]
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", EACH)
 async def test_a_body_that_never_ends_is_cut_off_on_every_route(tmp_path: Path, scope: str) -> None:
     async with house(tmp_path) as gateway:
         for method, path in await every_route(gateway):
@@ -139,7 +142,7 @@ async def test_a_body_that_never_ends_is_cut_off_on_every_route(tmp_path: Path, 
         assert gateway.access.budgets.bodies.taken == gateway.access.budgets.connections.taken == 0
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("scope", EACH)
 async def test_a_body_that_is_announced_too_large_is_refused_before_it_is_read(tmp_path: Path, scope: str) -> None:
     async with house(tmp_path) as gateway:
         for method, path in await every_route(gateway):
