@@ -72,11 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: KINDS.index(_kind(item.path)))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Find what other tests leave open while they still run, not in the unit test that comes next."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Fail the test that breaks what others use. No fixture: thousands of tests would set it up."""
+    # What a test leaves open is found while it still runs, not in the unit test that comes next.
     if nextitem is not None and _kind(nextitem.path) == "unit" != _kind(item.path):
         gc.collect()
+    result = yield
+    _check_shared_clusters()
+    _check_root_client(item)
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -116,10 +121,8 @@ def cluster() -> Iterator[LocalCluster]:
 _shared: list[LocalCluster] = []
 
 
-@pytest.fixture(autouse=True)
-def _shared_cluster_is_whole() -> Iterator[None]:
+def _check_shared_clusters() -> None:
     """Fail the test in which a part of the shared cluster ended, and only that one."""
-    yield
     for running in _shared:
         if broken := running.ended():
             running.close()
@@ -133,11 +136,13 @@ def _is_root_client() -> bool:
     return actors is not None and actors._client_context._val is not None
 
 
-@pytest.fixture(autouse=True)
-def _unit_tests_make_no_root_client(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = _is_root_client()
-    yield
-    if not before and _is_root_client() and _kind(request.node.path) == "unit":
+_was_root_client = False
+
+
+def _check_root_client(item: pytest.Item) -> None:
+    global _was_root_client
+    before, _was_root_client = _was_root_client, _is_root_client()
+    if not before and _was_root_client and _kind(item.path) == "unit":
         pytest.fail("the test made its process a root client of Monarch: run that part in a process of its own")
 
 
