@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from loom.errors import LoomError, ScopeError, WeaverUnavailable
@@ -32,6 +32,8 @@ from loom_gateway.sessions.session import UserSession
 from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_process import WeaverSupervisor
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 SESSION = "session-of-ann"
@@ -202,23 +204,18 @@ class House:
         await self.manager.close()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _seldom_collected() -> Iterator[None]:
-    """Each application has hundreds of thousands of objects, through which the collector would go many times."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 5, 5)
-    yield
-    gc.set_threshold(*before)
-    gc.unfreeze()
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    made = House(tmp_path)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def only_house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    made = House(tmp_path_factory.mktemp("house"))
     yield made
     await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def house(only_house: House) -> House:
+    """The application, which takes long to make, with a session as new."""
+    only_house.begin_session()
+    return only_house
 
 
 def listed(routes: Iterable[BaseRoute]) -> Iterator[str]:
