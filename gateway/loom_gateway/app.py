@@ -39,7 +39,7 @@ from loom_gateway.rest.weaver import alias_routes, weaver_routes
 from loom_gateway.rest.weaver_changes import Components, WeaverChanges
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.trainer_status import trainer_routes
-from loom_gateway.weaver_process import WeaverSupervisor
+from loom_gateway.weaver_process import GatewayWeaver
 from loom_gateway.weaver_socket.endpoint import WeaverSocket
 from loom_gateway.weaver_socket.page_feed import GatewayFeed, WorkerInfo, check_workers
 
@@ -91,7 +91,7 @@ class Health(BaseModel):
 def create_app(
     manager: SessionManager,
     access: AccessControl,
-    supervisor: WeaverSupervisor,
+    supervisor: GatewayWeaver,
     exports: Exports | None = None,
     tunnel_idle: float = IDLE,
     injectable: bool = False,
@@ -107,6 +107,7 @@ def create_app(
     """
     weaver = supervisor.client
     access.guard(manager)
+    manager.weaver = supervisor.place
     manager.weaver_key = lambda user, session: supervisor.keys().of(user, session)
     draining = DrainState(manager)
 

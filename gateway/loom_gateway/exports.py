@@ -32,19 +32,19 @@ class Exports:
 
     Args:
         trackers: their names.
-        socket: the weaver's.
+        weaver: where it is, as for `WeaverClient`.
         key: returns the gateway's key to the weaver.
     """
 
     trackers: Sequence[str]
     project: str
     folder: Path
-    socket: str
+    weaver: str
     key: Callable[[], str]
 
     @classmethod
     def checked(
-        cls, trackers: Sequence[str], project: str, folder: Path, socket: str, key: Callable[[], str]
+        cls, trackers: Sequence[str], project: str, folder: Path, weaver: str, key: Callable[[], str]
     ) -> Exports:
         """Return the exports. Raise `WrongArguments` or `MissingDependency` if one of them cannot be made."""
         kinds, check_installed = Part.TRACKERS.load(), Part.CHECK_TRACKER.load()
@@ -53,7 +53,7 @@ class Exports:
                 known = ", ".join(one.value for one in kinds)
                 raise WrongArguments(f"--export: there is no tracker {name!r:.40}; there are {known}")
             check_installed(kinds(name))
-        return cls(trackers, project, folder, socket, key)
+        return cls(trackers, project, folder, weaver, key)
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start the exports; each ends with its task."""
@@ -63,7 +63,7 @@ class Exports:
         ]
 
     async def _run(self, name: str) -> None:
-        command = python("loom.exporters", "--to", name, "--socket", self.socket, "--project", self.project)
+        command = python("loom.exporters", "--to", name, "--weaver", self.weaver, "--project", self.project)
         pipe = asyncio.subprocess.PIPE
         child = await asyncio.create_subprocess_exec(
             *command, "--folder", str(self.folder), stdin=pipe, stdout=asyncio.subprocess.DEVNULL, stderr=pipe

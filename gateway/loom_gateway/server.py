@@ -18,10 +18,11 @@ import uvicorn
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.process.error_exit import FAILURE
-from loom.process.listen import announce, bracketed, listen, reachable
+from loom.process.listen import announce, bracketed, host_and_port, listen, reachable
 from loom.process.parent_pipe import when_parent_ends
 from loom.token_file import TokenFile, default_path, generate_token
 from loom.tracing import FirstByte
+from loom.weaver.keys import secret_in
 from loom.wings import Part
 from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
@@ -40,7 +41,7 @@ from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
 from loom_gateway.settings import GatewaySettings, LogLevel
-from loom_gateway.weaver_process import WeaverSupervisor
+from loom_gateway.weaver_process import GatewayWeaver, RemoteWeaver, WeaverSupervisor
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 from loom_gateway.workers.watcher import WorkerLeases
 
@@ -99,6 +100,7 @@ def serve(settings: GatewaySettings) -> None:
     """Run a gateway until a signal ends it. Raise a `LoomError` if a setting or a file cannot be used."""
     if not settings.worker and not settings.workers:
         raise WrongArguments("a gateway needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
+    remote = _remote_weaver(settings)
     hosts = WorkerHosts([parse_source(given) for given in settings.worker + settings.workers])
     ids = DriverIds.of(settings.driver_uids) if settings.driver_uids else None
     listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
@@ -136,7 +138,7 @@ def serve(settings: GatewaySettings) -> None:
         WorkerLeases(settings.workers_per_user) if settings.workers_per_user else None,
     )
     manager.end_sessions |= settings.end_sessions
-    supervisor = WeaverSupervisor(
+    weaver = remote or WeaverSupervisor(
         manager.folder.weaver,
         manager.worker_watch.there,
         settings.weaver_listen,
@@ -149,16 +151,32 @@ def serve(settings: GatewaySettings) -> None:
         .write,
     )
     if settings.exit_with_parent:
-        when_parent_ends(lambda: _abandon(manager, supervisor))
+        when_parent_ends(lambda: _abandon(manager, weaver))
     exports = Exports.checked(
         settings.export,
         settings.export_project,
         settings.export_folder or _export_folder(settings, listener.getsockname()[1]),
-        supervisor.socket,
-        lambda: supervisor.keys().gateway(),
+        weaver.place,
+        lambda: weaver.keys().gateway(),
     )
     allowed = AllowedHosts(listener.getsockname()[0], settings.allow_host, bool(settings.trusted_proxy))
-    _Server(settings, generated, manager, access, supervisor, exports, allowed).run(sockets=[listener])
+    _Server(settings, generated, manager, access, weaver, exports, allowed).run(sockets=[listener])
+
+
+def _remote_weaver(settings: GatewaySettings) -> RemoteWeaver | None:
+    """Return the weaver elsewhere that the settings name; None if there is none."""
+    if settings.weaver is None:
+        if settings.weaver_secret is not None:
+            raise WrongArguments("--weaver-secret needs --weaver, the address of the weaver that it belongs to")
+        return None
+    for name in ("weaver_listen", "weaver_advertise", "alert_mail", "alert_network", "alert_page"):
+        if getattr(settings, name):
+            word, theirs = name.replace("_", "-"), name.removeprefix("weaver_").replace("_", "-")
+            raise WrongArguments(f"--{word} is of the gateway's own weaver: give --{theirs} to `loom serve weaver`")
+    if settings.weaver_secret is None:
+        raise WrongArguments("--weaver needs --weaver-secret, the file that `loom serve weaver` has, too")
+    host_and_port(settings.weaver, "the address of a weaver for --weaver: write HOST:PORT")
+    return RemoteWeaver(settings.weaver, secret_in(settings.weaver_secret))
 
 
 def _page(settings: GatewaySettings, port: int) -> str:
@@ -227,9 +245,9 @@ def _export_folder(settings: GatewaySettings, port: int) -> Path:
     return Path(settings.state_dir or default_state_dir(port, settings.driver_uids is not None)) / "export"
 
 
-def _abandon(manager: SessionManager, supervisor: WeaverSupervisor) -> None:
+def _abandon(manager: SessionManager, weaver: GatewayWeaver) -> None:
     """End at once. The drivers end with this process, and the sessions' processes with them."""
-    supervisor.abandon()
+    weaver.abandon()
     manager.abandon()
     os._exit(FAILURE)
 
@@ -241,7 +259,7 @@ class _Server(uvicorn.Server):
         generated: str,
         manager: SessionManager,
         access: AccessControl,
-        supervisor: WeaverSupervisor,
+        supervisor: GatewayWeaver,
         exports: Exports,
         hosts: AllowedHosts,
     ) -> None:

@@ -146,6 +146,16 @@ class GatewaySettings(Limits):
     drain: float = _option(
         0.0, "On SIGTERM, go on serving the sessions for so long, but open no new ones.", metavar="SECONDS", min=0
     )
+    weaver: str | None = _option(
+        None,
+        "Address of a weaver that `loom serve weaver` runs elsewhere. Default: the gateway starts one of its own.",
+        metavar="HOST:PORT",
+        envvar="LOOM_GATEWAY_WEAVER",
+        show_default=False,
+    )
+    weaver_secret: Path | None = _option(
+        None, "File with the secret of --weaver.", metavar="FILE", envvar="LOOM_GATEWAY_WEAVER_SECRET"
+    )
     weaver_listen: str | None = _option(
         None,
         "Address of the weaver for training processes. Default: this host's address, any port.",

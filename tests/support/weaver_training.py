@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from loom.token_file import ADMIN
+from loom.weaver.keys import Keys, read_secret
 from tests.support.gateways import await_true
 from tests.support.processes import read_json, start, still_there
 
@@ -113,9 +115,10 @@ def weaver_address(gateway: int) -> str:
         nonlocal address
         for process in weavers(gateway):
             command = process.cmdline()
-            record = Path(command[command.index("--folder") + 1]) / "weaver.json"
-            if record.exists():
-                address = json.loads(record.read_text())["address"]
+            folder = Path(command[command.index("--state") + 1])
+            record = folder / "weaver.json"
+            place = json.loads(record.read_text())["address"] if record.exists() else ""
+            address = place and f"{place}/{Keys(read_secret(folder)).of(ADMIN)}"
         return bool(address)
 
     await_true(is_there)

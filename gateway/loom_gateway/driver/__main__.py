@@ -51,8 +51,9 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
     loop = asyncio.get_running_loop()
 
     def new_session(opening: OpenSession) -> DrivenSession:
+        weaver = DriverWeaverLink(options.weaver, opening, loop)
         session = DrivenSession(
-            DriverWeaverLink(options.weaver, opening, loop),
+            weaver,
             options.worker,
             options.workers_file,
             loop,
@@ -64,7 +65,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
             StoredResults(os.path.dirname(files.base), options.keep_results),
             RestartFile(files.restart),
         )
-        keep_apart(f"{os.path.dirname(files.base)}/", *([] if options.weaver is None else [f"{options.weaver}/"]))
+        keep_apart(f"{os.path.dirname(files.base)}/", weaver.descriptors)
         return session
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -105,7 +106,7 @@ def main() -> None:
     )
     parser.add_argument("--most", type=float, default=0.0, help="seconds that a session lives at most; 0: any")
     parser.add_argument("--idle", type=float, default=0.0, help="seconds that an idle session lives; 0: any")
-    parser.add_argument("--weaver", default=None, metavar="FOLDER", help="the weaver's folder")
+    parser.add_argument("--weaver", default=None, metavar="PLACE", help="the weaver's socket, or HOST:PORT")
     parser.add_argument(
         "--gateway-uid", type=int, default=os.geteuid(), help="user id of the gateway; default: this process's own"
     )

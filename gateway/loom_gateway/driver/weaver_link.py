@@ -1,8 +1,7 @@
 """The link between a driver and the weaver: the weaver's address, and reports about the session's processes.
 
 The driver learns at once of a process that is gone, even if its machine is gone too. The weaver alone would have to
-wait for missing heartbeats. Reports go over the socket for the gateway's requests, and wait while the weaver is
-away.
+wait for missing heartbeats. Reports go to the place where the gateway asks, too, and wait while the weaver is away.
 
 Limits that hold for all sessions of a user together (`UserLimits`) come this way, too. Each session has a process
 of its own, and nothing may be asked for each call. So every driver reports to its user's weaver, with what it
@@ -16,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -29,7 +27,6 @@ from loom.weaver.client import WeaverClient
 from loom.weaver.run_views import RunsPlace
 from loom.wire.bodies import OpenSession
 from loom_gateway.driver.clients.unread_results import StoredResults
-from loom_gateway.sessions.state_dir import DriverFiles
 
 
 class UserLimits:
@@ -71,11 +68,10 @@ CALLS_EVERY = 2.0  # seconds between two reports of the calls' durations
 class DriverWeaverLink:
     """Reports one session's processes to the weaver, and asks it. On the driver's event loop."""
 
-    def __init__(self, folder: str | None, opening: OpenSession, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, place: str | None, opening: OpenSession, loop: asyncio.AbstractEventLoop) -> None:
         self._client: WeaverClient | None = None
-        if folder is not None:
-            path = DriverFiles(os.path.join(folder, "weaver")).socket
-            self._client = WeaverClient(path, lambda: self.key)
+        if place is not None:
+            self._client = WeaverClient(place, lambda: self.key)
             self._client.came()
         self.session = opening.session
         self.key = opening.weaver_key  # the newest that a gateway has sent
@@ -105,6 +101,10 @@ class DriverWeaverLink:
                 logger.exception("the weaver's address is not known yet")
             await asyncio.sleep(wait)
         raise AssertionError("the attempts do not end")
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors of the connections to the weaver."""
+        return [] if self._client is None else self._client.descriptors()
 
     @property
     def client(self) -> WeaverClient:

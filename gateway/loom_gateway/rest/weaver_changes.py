@@ -22,7 +22,7 @@ from loom.weaver.views import InjectionState, few
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.weaver_process import WeaverSupervisor
+from loom_gateway.weaver_process import GatewayWeaver
 
 BEFORE_THE_END = 0.1  # seconds that the gateway has to send its answer before it is killed
 
@@ -30,7 +30,7 @@ BEFORE_THE_END = 0.1  # seconds that the gateway has to send its answer before i
 class Components:
     """The components that a fault may kill, if the gateway is injectable."""
 
-    def __init__(self, access: AccessControl, supervisor: WeaverSupervisor, injectable: bool) -> None:
+    def __init__(self, access: AccessControl, supervisor: GatewayWeaver, injectable: bool) -> None:
         self._access = access
         self._supervisor = supervisor
         self._injectable = injectable
@@ -53,6 +53,8 @@ class Components:
         if kind == "dead_gateway":
             asyncio.get_running_loop().call_later(BEFORE_THE_END, os.kill, os.getpid(), signal.SIGKILL)
             return {"pid": os.getpid(), "state": f"killed in {BEFORE_THE_END:g} s"}
+        if not self._supervisor.is_own:
+            raise Denied(f"the weaver at {self._supervisor.place} is no process of this gateway's: kill it there")
         process = self._supervisor.process
         if process is None:
             raise WeaverUnavailable("the weaver is away already")

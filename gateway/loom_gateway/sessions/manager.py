@@ -146,6 +146,8 @@ class SessionManager:
         self.on_end: Callable[[UserSession], None] = lambda session: None
         self.weaver_key: Callable[[str, str], str] = lambda user, session: ""
         """Returns the key to the weaver of a user's session."""
+        self.weaver = os.path.join(self.folder.weaver, "weaver.sock")
+        """The place of the weaver, as for `WeaverClient`."""
         self.end_sessions = self.exit_with_gateway
         """True if `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
@@ -286,7 +288,7 @@ class SessionManager:
         arguments += ["--workers-file", workers_file]
         port = await asyncio.to_thread(self._ports.take)
         arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
-        arguments += ["--weaver", self.folder.weaver]
+        arguments += ["--weaver", self.weaver]
         if self.exit_with_gateway:
             arguments.append("--exit-with-gateway")
         if self.folder.temporary:

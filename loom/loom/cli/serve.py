@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -14,9 +15,9 @@ import typer
 from loom.cli.output import say, say_lines
 from loom.extras import GATEWAY_MODULES, WORKER_MODULES, require
 from loom.process.child import python
-from loom_gateway.settings import ExitWithParent, GatewaySettings, command
+from loom_gateway.settings import ExitWithParent, GatewaySettings, LogLevel, command
 
-app = typer.Typer(no_args_is_help=True, help="Run a process of a cluster: a worker or the gateway.")
+app = typer.Typer(no_args_is_help=True, help="Run a process of a cluster: a worker, a gateway or the weaver.")
 
 
 def up(
@@ -91,6 +92,50 @@ def worker(
     if draining_file is not None:
         arguments += ["--draining-file", draining_file]
     _become("loom_gateway.workers.host", arguments)
+
+
+@app.command()
+def weaver(
+    state: Annotated[Path, typer.Option(metavar="FOLDER", help="Its state, on a volume that outlives the host.")],
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Address for training processes, gateways and their drivers."),
+    ],
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Its host as training processes see it, if it is another: a name that stays."
+        ),
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the secret that its gateways have, too: 32 random bytes or more. Default: one in the "
+            "folder, which is made.",
+            show_default=False,
+        ),
+    ] = None,
+    alert_mail: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="As the gateway's --alert-mail. Default: no e-mail.")
+    ] = None,
+    alert_network: Annotated[
+        list[str] | None, typer.Option(metavar="CIDR", help="As the gateway's --alert-network; once for each.")
+    ] = None,
+    alert_page: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of the page, for the links of alerts.")
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="The log goes to stderr.")] = LogLevel.warning,
+) -> None:
+    """Keep the state of a cluster's replicas for its gateways. Prints one line of JSON when it listens."""
+    require(GATEWAY_MODULES, "a weaver")
+    arguments = ["--state", str(state), "--listen", listen, "--log-level", log_level.value]
+    given = {"advertise": advertise, "secret-file": secret_file, "alert-mail": alert_mail, "alert-page": alert_page}
+    for name, value in given.items():
+        arguments += [] if value is None else [f"--{name}", str(value)]
+    _become(
+        "loom.weaver", [*arguments, *(part for one in alert_network or () for part in ("--alert-network", one))]
+    )
 
 
 def gateway(settings: GatewaySettings) -> None:

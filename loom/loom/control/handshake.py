@@ -480,6 +480,8 @@ class FirstFrame(Generic[G]):
         self._head = b""  # what has come; `MAX_HEAD` bytes at most between two calls of `feed`
         self.missing = 0
         """Bytes of the frame that have not come, as far as its length has."""
+        self.asks = False
+        """True if the frame whose key has come is ``["hello", key]``."""
 
     def feed(self, data: bytes) -> tuple[G, bytes] | None:
         """Return what the key grants, and every byte of the connection until now; None until the key has come.
@@ -495,9 +497,10 @@ class FirstFrame(Generic[G]):
                 raise ProtocolMismatch(f"the first frame claims {length} bytes; the limit is {self._limit}")
             end = LENGTH.size + length
             self.missing = max(end - len(data), 0)
-            key = _key_in(data[LENGTH.size : min(end, MAX_HEAD)], whole=end <= min(len(data), MAX_HEAD))
-            if key is not None:
+            found = _key_in(data[LENGTH.size : min(end, MAX_HEAD)], whole=end <= min(len(data), MAX_HEAD))
+            if found is not None:
                 self._head = b""
+                key, self.asks = found
                 return self._read(key), data
             if len(data) >= MAX_HEAD:
                 raise ProtocolMismatch(f"the first frame has no key in its first {MAX_HEAD} bytes")
@@ -505,8 +508,8 @@ class FirstFrame(Generic[G]):
         return None
 
 
-def _key_in(head: bytes, whole: bool) -> str | None:
-    """Return the key in the beginning of a frame; None if more has to come."""
+def _key_in(head: bytes, whole: bool) -> tuple[str, bool] | None:
+    """Return the key in the beginning of a frame, and whether it stands alone; None if more has to come."""
     unpacker = msgpack.Unpacker(
         max_buffer_size=MAX_HEAD, max_array_len=0, max_map_len=0, max_bin_len=0, max_ext_len=0
     )
@@ -515,7 +518,8 @@ def _key_in(head: bytes, whole: bool) -> str | None:
         length, kind = unpacker.read_array_header(), unpacker.unpack()
         if kind != "hello" or length != 2:
             raise ProtocolMismatch(f"the first frame on the link is a hello, not {kind!r:.40}")
-        key = unpacker.unpack() if _is_text(head, unpacker.tell()) else _key_of_map(unpacker)
+        alone = _is_text(head, unpacker.tell())
+        key = unpacker.unpack() if alone else _key_of_map(unpacker)
     except msgpack.OutOfData:
         if whole:
             raise ProtocolMismatch("the first frame on the link is a hello; this one ends within") from None
@@ -524,7 +528,7 @@ def _key_in(head: bytes, whole: bool) -> str | None:
         raise ProtocolMismatch(f"the first frame on the link is a hello, not this: {error}") from error
     if type(key) is not str or len(key) > MAX_KEY:
         raise ProtocolMismatch(f"key is a text of at most {MAX_KEY} characters")
-    return key
+    return key, alone
 
 
 def _is_text(head: bytes, position: int) -> bool:

@@ -1,6 +1,6 @@
 """A gateway's export to one tracker: ``python -m loom.exporters``, a process that ends with the gateway.
 
-It asks the weaver by its socket, as the gateway does, for all users. Its standard input is a line with the
+It asks the weaver, as the gateway does, for all users. Its standard input is a line with the
 gateway's key, and then a pipe that the gateway holds open.
 """
 
@@ -29,16 +29,16 @@ _BY = "export"
 """Who asks, for the weaver's events."""
 
 
-class SocketSource:
-    """The weaver behind a unix socket, for every user."""
+class WeaverSource:
+    """The weaver at a place, as for `WeaverClient`, for every user."""
 
-    def __init__(self, socket: str, key: str) -> None:
+    def __init__(self, place: str, key: str) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="weaver", daemon=True).start()
-        self._client = asyncio.run_coroutine_threadsafe(self._connect(socket, key), self._loop).result()
+        self._client = asyncio.run_coroutine_threadsafe(self._connect(place, key), self._loop).result()
 
-    async def _connect(self, socket: str, key: str) -> WeaverClient:
-        client = WeaverClient(socket, lambda: key)
+    async def _connect(self, place: str, key: str) -> WeaverClient:
+        client = WeaverClient(place, lambda: key)
         client.came()  # whether it has is seen by a request
         return client
 
@@ -60,7 +60,7 @@ def main() -> None:
     """Export until the gateway ends, or a signal comes."""
     options = ArgumentParser(prog="loom.exporters")
     options.add_argument("--to", type=TrackerKind, required=True)
-    options.add_argument("--socket", required=True)
+    options.add_argument("--weaver", required=True)
     options.add_argument("--project", required=True)
     options.add_argument("--folder", type=Path, required=True)
     given = options.parse_args()
@@ -69,7 +69,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     when_parent_ends(ended.set)
-    source, to = SocketSource(given.socket, key), Destination(given.project, given.folder)
+    source, to = WeaverSource(given.weaver, key), Destination(given.project, given.folder)
     export_to(given.to, to, source, given.folder / f"{given.to.value}-state", ended)
 
 

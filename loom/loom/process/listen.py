@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import random
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,24 @@ def reachable(host: str, instead: str) -> str:
 def announce(event: str = "listening", **details: object) -> None:
     """Announce to the parent, in a line of JSON on standard output, that this process can be connected to."""
     print(json.dumps({"event": event, **details, "pid": os.getpid()}), flush=True)  # noqa: T201
+
+
+def host_and_port(text: str, advice: str) -> tuple[str, int]:
+    """Return the two parts of ``HOST:PORT``; raise `InvalidAddress` with the advice if the text is none."""
+    match = re.fullmatch(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", text)
+    if match is None or int(match["port"]) > 65535:
+        raise InvalidAddress(f"{text!r:.200} is not {advice}")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def notice_loss(sock: socket.socket, seconds: float) -> None:
+    """Send small frames at once, and lose a peer that acknowledges no bytes for so long: its host may be gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    times = {"TCP_KEEPIDLE": seconds / 3, "TCP_KEEPINTVL": seconds / 6, "TCP_USER_TIMEOUT": seconds * 1000}
+    for name, value in times.items():
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, int(value)))
 
 
 def is_loopback(host: str) -> bool:

@@ -65,6 +65,7 @@ from loom.control.reports import (
 from loom.devices import DeviceFailure
 from loom.errors import LoomError, ProtocolMismatch
 from loom.process.backoff import Backoff
+from loom.process.listen import notice_loss
 from loom.threadlet.cohort_member import CohortMember
 from loom.threadlet.exit_code import tell_at_exit
 from loom.threadlet.inbox import CommandInbox
@@ -85,7 +86,7 @@ class ThreadletConnection:
     """A connection over one socket, for one thread. Only `exchange` waits; a byte from ``wake`` ends the wait."""
 
     def __init__(self, sock: socket.socket, wake: socket.socket) -> None:
-        _set_options(sock)
+        notice_loss(sock, SILENCE)
         sock.setblocking(False)
         self._socket = sock
         self._wake = wake
@@ -174,15 +175,6 @@ def _empty(wake: socket.socket) -> None:
     with contextlib.suppress(BlockingIOError, InterruptedError):
         while wake.recv(4096):
             pass
-
-
-def _set_options(sock: socket.socket) -> None:
-    """Set the socket's options: send small frames at once, and notice a peer whose host is gone."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", int(SILENCE * 1000))):
-        if (option := getattr(socket, name, None)) is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 _log = logging.getLogger("loom")

@@ -1,4 +1,4 @@
-"""``python -m loom.weaver``: the weaver's process, which a gateway starts."""
+"""``python -m loom.weaver``: the weaver's process, which a gateway starts, or ``loom serve weaver``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import gc
 import logging
 import math
 import os
-import re
 import resource
 import signal
 import socket
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import uvloop
 
-from loom.control.address import WeaverAddress
-from loom.errors import InvalidAddress, LoomError, PortInUse
+from loom.errors import Conflict, InvalidAddress, LoomError, PortInUse
 from loom.process import tasks
 from loom.process.error_exit import report
 from loom.process.linux_capabilities import keep_only
-from loom.process.listen import announce, listen, reachable
+from loom.process.listen import announce, bracketed, host_and_port, listen, reachable
 from loom.process.parent_pipe import parent_releases, when_parent_ends
 from loom.terminal_text import fit_log_records, limit_log
-from loom.token_file import ADMIN
+from loom.weaver.keys import secret_in
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.server.server import Server, monotonic_clock
 from loom.weaver.server.users import Users
@@ -36,11 +36,26 @@ _log = logging.getLogger("loom.weaver")
 
 LOOK_EVERY = 1.0  # seconds between two checks that the folder still exists
 
+MOVED_GRACE = 60.0
+"""Seconds in which no replica fails for want of a connection after the start of a weaver that may have moved to
+another host. A threadlet notices within 30 s that the host before is gone, and a name leads there for a while."""
+
 
 def main() -> int:
     """Run the weaver until a signal or a reason of its own ends it; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loom.weaver", description="Run Loom's weaver.")
-    parser.add_argument("--folder", required=True, help="folder of the stores and the socket")
+    parser.add_argument("--state", required=True, metavar="FOLDER", help="folder of the stores and the socket")
+    parser.add_argument("--local", action="store_true",
+                        help="be a gateway's on its machine: only the folder's socket takes requests, and status "
+                             "reports do not wait for the disk")  # fmt: skip
+    parser.add_argument(
+        "--secret-file", type=Path, metavar="FILE", help="where the secret is, if not in the folder"
+    )
+    operator = Part.ALERT_OPERATOR.load()
+    parser.add_argument("--alert-mail", metavar="COMMAND", help="sends an alert's e-mail")
+    parser.add_argument("--alert-network", action="append", default=[], metavar="CIDR",
+                        help="network of addresses that are not public, and that webhooks may reach")  # fmt: skip
+    parser.add_argument("--alert-page", default="", metavar="URL", help="address of the page, for alerts")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT",
                         help="where threadlets connect; port 0: the previous port, or a free one")  # fmt: skip
     parser.add_argument("--advertise", default=None, metavar="HOST", help="the host in the address, if it differs")
@@ -70,33 +85,39 @@ def main() -> int:
     if options.passable:  # its gateway has rights that a weaver does not need
         keep_only()
     try:
-        host, port = _host_and_port(options.listen)
+        host, port = host_and_port(options.listen, "an address to listen on: write HOST:PORT, such as 127.0.0.1:0")
         if not options.beat > 0:
             raise InvalidAddress(f"--beat {options.beat:g} makes no sense")
-        folder = WeaverFolder(options.folder, options.passable)
+        secret = None if options.secret_file is None else secret_in(options.secret_file)
+        folder = WeaverFolder(options.state, options.passable, secret)
         before = folder.remembered()
         tcp = _listen_as_before(host, port, before)
         bound = tcp.getsockname()
         folder.remember(Remembered(host, bound[1], before.key if before else None))
-        place = options.advertise or reachable(host, socket.gethostname())
-        address = WeaverAddress(place, bound[1], folder.keys.of(ADMIN))
+        place = f"tcp://{bracketed(options.advertise or reachable(host, socket.gethostname()))}:{bound[1]}"
+        if not options.local:  # the gateway has written what it allows
+            operator.made(options.alert_mail, options.alert_network, options.alert_page).write(folder.path)
+        folder.take()
+        timing = LivenessTimeouts(beat=options.beat)
         users = Users(
-            lambda user: Store(folder.store(user)),
+            lambda user: Store(folder.store(user), folder.check, each_waits=not options.local),
             list(folder.users()),
             folder.keys,
             monotonic_clock(),
-            str(address).rpartition("/")[0],
-            LivenessTimeouts(beat=options.beat),
-            folder.path / Part.ALERT_OPERATOR.load().FILE,
+            place,
+            timing if options.local else replace(timing, restart_grace=MOVED_GRACE),
+            folder.path / operator.FILE,
         )
     except LoomError as error:
         return report(error)
-    failure = uvloop.run(_serve(users, tcp, folder, address, options.linger))
+    failure = uvloop.run(_serve(users, tcp, folder, place, options.local, options.linger))
+    if isinstance(failure, LoomError):
+        return report(failure)
     return 0 if failure is None else report(LoomError(f"the weaver cannot store anything any more: {failure}"))
 
 
 async def _serve(
-    users: Users, tcp: socket.socket, folder: WeaverFolder, address: WeaverAddress, linger: float
+    users: Users, tcp: socket.socket, folder: WeaverFolder, place: str, local: bool, linger: float
 ) -> Exception | None:
     loop = asyncio.get_running_loop()
     # Imported modules live as long as the process: keep the garbage collector from scanning them again and again.
@@ -105,36 +126,34 @@ async def _serve(
     server = Server(users, linger)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, users.ended.set)
-    await server.start(tcp, _listen_unix(folder))
+    await server.start(tcp, _listen_unix(folder) if local else None)
     users.tasks.add(tasks.run_to_end("watch the folder", lambda: _end_with(folder, users)))
-    announce(address=str(address), socket=str(folder.socket))
+    announce(address=place)  # without a key: the line may end up in a log
     await users.ended.wait()
     await server.stop()
-    folder.socket.unlink(missing_ok=True)
+    if local and not isinstance(users.failure, Conflict):
+        folder.socket.unlink(missing_ok=True)
     return users.failure
 
 
 async def _end_with(folder: WeaverFolder, users: Users) -> None:
-    """End the weaver when its folder is removed: no gateway could find it then, and no later weaver its store."""
+    """End the weaver when its folder is removed, or another one's: no later weaver would find what it stored."""
     while True:
         await asyncio.sleep(LOOK_EVERY)
-        if not folder.is_there():
+        try:
+            if await asyncio.to_thread(folder.is_there):  # a network's volume may not answer for long
+                continue
             _log.error("the folder %s is gone, and the weaver ends with it", folder.path)
             users.ended.set()
-            return
+        except Conflict as error:
+            users.fail(error)
+        return
 
 
 def _allow_many_connections() -> None:
     """Raise the limit of open files: each replica has a connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", text)
-    if match is None or int(match["port"]) > 65535:
-        raise InvalidAddress(f"{text!r} is not an address to listen on: write HOST:PORT, such as 127.0.0.1:0")
-    return match["host"].strip("[]"), int(match["port"])
 
 
 def _listen_as_before(host: str, port: int, before: Remembered | None) -> socket.socket:

@@ -1,4 +1,4 @@
-"""`WeaverClient`: the client of the weaver's unix socket, for the gateway and the drivers.
+"""`WeaverClient`: the client of the weaver, for the gateway and the drivers.
 
 A request made while the weaver is away waits a moment, because a weaver that died is restarted at once. A read
 whose answer was lost is sent again. A command is not, because it might be given twice. Large answers are decoded in
@@ -18,11 +18,23 @@ from weakref import WeakValueDictionary
 import msgpack
 
 from loom.control.frame import pack, refuse_extension, unpack
-from loom.control.operations import OPERATIONS, AsJson, DoInSession, Operation, WatchFully, known_operation, takes
+from loom.control.operations import (
+    OPERATIONS,
+    AsJson,
+    DoInSession,
+    GetUsers,
+    Operation,
+    WatchFully,
+    known_operation,
+    takes,
+)
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongArguments, error_for_code
 from loom.process import tasks
+from loom.process.backoff import Backoff
+from loom.process.listen import host_and_port, notice_loss
 from loom.process.tasks import Turns
-from loom.weaver.connection import FrameConnection
+from loom.weaver.connection import SILENCE, FrameConnection
+from loom.weaver.keys import EVERYONE
 from loom.wire.plain import exact_json, plain
 
 LARGE = 64 << 10
@@ -41,7 +53,8 @@ _BYTES, _TEXT = 0xC6, 0xDB  # the types of msgpack whose length has 32 bits
 _AT_ONCE = 16
 """Parts that are decoded between two looks at the clock."""
 
-BETWEEN_ATTEMPTS = 0.02  # seconds between two attempts to connect to a weaver that its supervisor says is up
+BETWEEN_ATTEMPTS = Backoff(0.02, 0.5)  # between attempts to connect to a weaver that is said to be up
+LEAST_ATTEMPT = 0.5  # seconds that an attempt to connect over TCP has
 PATIENCE = 3.0  # seconds that a request waits for a weaver that is away
 
 MAX_QUESTIONS = 2
@@ -58,16 +71,18 @@ class WeaverClient:
     """A client of the weaver, with one connection for requests, which wait until `came`, and one for each watch.
 
     Args:
+        place: the path of the weaver's socket, or its ``HOST:PORT``, whose name is looked up anew each time.
         key: returns the gateway's key, or a session's, which begins each connection.
     """
 
-    def __init__(self, path: str, key: Callable[[], str], patience: float = PATIENCE) -> None:
-        self._path = path
+    def __init__(self, place: str, key: Callable[[], str], patience: float = PATIENCE) -> None:
+        self.place = place
         self._key = key
         self._patience = patience
         self._closed = False
         self._up = asyncio.Event()
-        self._why_away = "it has not come up yet"
+        self._why_away = "the weaver is away: it has not come up yet"
+        self._last: OSError | None = None  # the failure of the last attempt to connect
         self._connecting = asyncio.Lock()
         self._turns: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
         """The places of each user for reads under way, while there are some."""
@@ -78,15 +93,24 @@ class WeaverClient:
         self._up.set()
 
     def went(self, why: str) -> None:
+        """Refuse requests from now on, after a moment, with this sentence."""
         self._up.clear()
         self._why_away = why
 
     def close(self) -> None:
         """Close every connection and refuse further requests."""
         self._closed = True
-        self.went("the gateway is ending")
-        for link in [*self._watching, *([self._link] if self._link else [])]:
+        self.went("the weaver is away: the gateway is ending")
+        for link in self._links:
             link.transport.abort()
+
+    @property
+    def _links(self) -> list[_Link]:
+        return [*self._watching, *([self._link] if self._link else [])]
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors of the open connections."""
+        return [link.transport.get_extra_info("socket").fileno() for link in self._links if not link.lost]
 
     async def do(self, operation: str, by: str, /, user: str | None = None, **arguments: Any) -> Any:
         """Do one of `OPERATIONS`, and return its result, as `Ask` describes it.
@@ -140,7 +164,7 @@ class WeaverClient:
             except WeaverUnavailable:
                 if self._closed or not reads or loop.time() > until:
                     raise
-                await asyncio.sleep(BETWEEN_ATTEMPTS)
+                await asyncio.sleep(BETWEEN_ATTEMPTS.first)
 
     async def ask_json(
         self, operation: str, within: float = ANSWER_TIMEOUT, /, user: str | None = None, **arguments: Any
@@ -189,9 +213,25 @@ class WeaverClient:
         try:
             await asyncio.wait_for(self._up.wait(), until - asyncio.get_running_loop().time())
         except asyncio.TimeoutError:
-            raise WeaverUnavailable(
-                f"the weaver is away: {self._why_away}. It is started again by itself; replicas go on meanwhile"
-            ) from None
+            raise WeaverUnavailable(f"{self._why_away}; replicas go on meanwhile") from None
+
+    async def stay_connected(self, within: float, came: Callable[[], object]) -> None:
+        """Connect, whatever was said of the weaver, call ``came`` once it answers, and return when it goes away.
+
+        Raises:
+            LoomError, OSError: it does not answer within so many seconds, or refuses this client.
+        """
+        link = await self._dial(within)
+        self._watching.add(link)
+        try:
+            await asyncio.wait_for(link.ask(EVERYONE, GetUsers.name, {}), within)
+            came()
+            await link.over.wait()
+        except asyncio.TimeoutError:
+            raise WeaverUnavailable(f"it did not answer within {within:g} s") from None
+        finally:
+            self._watching.discard(link)
+            link.transport.abort()
 
     async def _connected(self, until: float) -> _Link:
         async with self._connecting:
@@ -202,16 +242,37 @@ class WeaverClient:
     async def _open(self, until: float) -> _Link:
         """Connect. While the weaver is away, try until a time of the loop's clock."""
         loop = asyncio.get_running_loop()
-        while True:
+        for wait in BETWEEN_ATTEMPTS:
             await self._available(until)
             try:
-                _, link = await loop.create_unix_connection(_Link, self._path)
-                link.send(["hello", self._key()])
+                # Of those who have waited for one attempt, all hear of its failure, and not each of another's.
+                if self._last is not None and loop.time() > until:
+                    raise self._last
+                link = await self._dial(max(until - loop.time(), LEAST_ATTEMPT))
+                self._last = None
                 return link
             except OSError as error:
+                self._last = error
                 if loop.time() > until:
-                    raise WeaverUnavailable(f"the weaver is away: {error.strerror or error}") from error
-                await asyncio.sleep(BETWEEN_ATTEMPTS)  # the weaver died, and its supervisor will notice soon
+                    text = f"the weaver is away: {error.strerror or error}; replicas go on meanwhile"
+                    raise WeaverUnavailable(text) from error
+                await asyncio.sleep(wait)  # the weaver died, and its supervisor will notice soon
+        raise AssertionError("the attempts do not end")
+
+    async def _dial(self, within: float) -> _Link:
+        """Connect once. Raise `OSError` if nobody takes the connection within so many seconds."""
+        loop = asyncio.get_running_loop()
+        if "/" in self.place:
+            _, link = await loop.create_unix_connection(_Link, self.place)
+        else:
+            host, port = host_and_port(self.place, "the address of a weaver: write HOST:PORT")
+            try:
+                _, link = await asyncio.wait_for(loop.create_connection(_Link, host, port), within)
+            except asyncio.TimeoutError:
+                raise OSError(f"nobody takes a connection at {self.place} within {within:g} s") from None
+            notice_loss(link.transport.get_extra_info("socket"), SILENCE)
+        link.send(["hello", self._key()])
+        return link
 
 
 class WeaverPushes:
@@ -244,7 +305,8 @@ class _Link(FrameConnection):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lost = False
+        self.over = asyncio.Event()
+        """Set when the connection is lost."""
         self._refusal: LoomError | None = None
         """Why the weaver refuses this connection."""
         self._number = 0
@@ -252,6 +314,10 @@ class _Link(FrameConnection):
         self._watches = False
         self._pushes: asyncio.Queue[tuple[str, Mapping[str, Any]] | bytes | None] = asyncio.Queue()
         """Pushes that the watcher has not read; one that is large is not decoded yet; None after the last."""
+
+    @property
+    def lost(self) -> bool:
+        return self.over.is_set()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -272,7 +338,7 @@ class _Link(FrameConnection):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
+        self.over.set()
         asked, self._pending = self._pending, {}
         text = "the weaver went away before it had answered; it may have done it all the same"
         for future in asked.values():

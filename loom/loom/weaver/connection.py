@@ -12,6 +12,10 @@ MAX_UNREAD = 2 * MAX_FRAME
 """Bytes that may wait for a peer that does not read. The limit leaves room for the largest frame."""
 
 
+SILENCE = 10.0
+"""Seconds after which a gateway or a driver that acknowledges no bytes counts as lost, and so does the weaver."""
+
+
 class FrameConnection(asyncio.Protocol):
     """A connection that carries frames on a stream."""
 

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 import msgpack
 
-from loom.errors import AuthenticationError
+from loom.errors import AuthenticationError, WrongArguments
 from loom.token_file import ADMIN
 
 EVERYONE = "\0everyone"  # in a request of the gateway: all users; no user has an unprintable name
@@ -70,6 +70,26 @@ class Keys:
         mac = hmac.digest(self._secret, msgpack.packb([user, session]), hashlib.sha256)
         text = base64.urlsafe_b64encode(mac).decode().rstrip("=")
         return f"{quote(user or '', safe='')}:{quote(session or '', safe='')}:{text}"
+
+
+def secret_in(path: Path) -> bytes:
+    """Return the secret in a file, without the end of a line of text. Raise `WrongArguments` if it is none."""
+    try:
+        with path.open("rb") as file:
+            mode, secret = os.fstat(file.fileno()).st_mode, file.read()
+    except OSError as error:
+        raise WrongArguments(f"cannot read the weaver's secret in {path}: {error.strerror or error}") from error
+    if mode & 0o026:
+        raise WrongArguments(
+            f"others can read or change the weaver's secret in {path}: chmod 600 it (a Secret: defaultMode: 0440)"
+        )
+    secret = secret.rstrip(b"\r\n") if secret.isascii() else secret
+    if len(secret) < _SECRET_BYTES:
+        raise WrongArguments(
+            f"the weaver's secret in {path} has {len(secret)} bytes, and {_SECRET_BYTES} random ones at least are "
+            f"needed: openssl rand -hex 32"
+        )
+    return secret
 
 
 def read_secret(folder: Path, known: bytes | None = None) -> bytes:

@@ -270,7 +270,7 @@ def test_a_gateway_that_ends_while_its_weaver_comes_up_leaves_none_that_is_in_th
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_gateway_that_is_killed_before_it_wrote_of_its_weaver_leaves_none(tmp_path: Path, killed: bool) -> None:
-    with start("-m", "loom.weaver", "--folder", str(tmp_path / "weaver"), "--await-release") as weaver:
+    with start("-m", "loom.weaver", "--state", str(tmp_path / "weaver"), "--await-release") as weaver:
         assert weaver.stdin is not None
         if not killed:
             weaver.stdin.write("\n")
@@ -313,7 +313,7 @@ def test_a_local_cluster_takes_its_weaver_along() -> None:
         weaver_address(cluster.pids[0])
         (process,) = weavers(cluster.pids[0])
         command = process.cmdline()
-        folder = Path(command[command.index("--folder") + 1])
+        folder = Path(command[command.index("--state") + 1])
     await_end(process.pid)
     assert not folder.exists()
 

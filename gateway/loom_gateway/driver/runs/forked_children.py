@@ -21,7 +21,7 @@ import stat
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn, TypeVar
 
 from loom.driver_api import leave
@@ -37,19 +37,22 @@ forked: InForkedChild | None = None
 _driver = os.getpid()
 _held: dict[int, tuple[int, int]] = {}  # the driver's descriptors and what they are, from before the first run
 _addresses: set[object] = set()  # on which the driver listens
-_folders: tuple[str, ...] = ()  # whose sockets are the driver's, at either end
+_folder = ""  # whose sockets are the driver's, at either end
+_connections: Callable[[], Collection[int]] = tuple  # returns the descriptors of further ones
 _forking = threading.local()
 _keeps_actors_apart = False
 _refusals: list[Callable[[Callable[..., NoReturn]], None]] = []
 
 
-def keep_apart(*folders: str) -> None:
+def keep_apart(folder: str, connections: Callable[[], Collection[int]]) -> None:
     """Turn forks of this process into ordinary children, from now on. Call it before user code runs.
 
-    ``folders``: what connects to a socket in them is the driver's.
+    Args:
+        folder: what connects to a socket in it is the driver's.
+        connections: returns descriptors that are the driver's, too.
     """
-    global _driver, _folders
-    _driver, _folders = os.getpid(), folders
+    global _driver, _folder, _connections
+    _driver, _folder, _connections = os.getpid(), folder, connections
     _note_descriptors()
     os.fork, os.forkpty = _held_back(os.fork), _held_back(os.forkpty)
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
@@ -158,7 +161,7 @@ def _is_drivers(descriptor: int) -> bool:
             if sock.getsockname() in _addresses:
                 return True
             peer = sock.getpeername()
-            return isinstance(peer, str) and peer.startswith(_folders)
+            return isinstance(peer, str) and peer.startswith(_folder)
     return False
 
 
@@ -216,8 +219,9 @@ def _let_go_of_descriptors() -> None:
     otherwise be another file by then.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
+    connections = _connections()
     for descriptor in _open_descriptors():
-        if descriptor != nothing and _is_drivers(descriptor):
+        if descriptor != nothing and (descriptor in connections or _is_drivers(descriptor)):
             os.dup2(nothing, descriptor, inheritable=False)
     _let_go_of_loop()
     os.close(nothing)

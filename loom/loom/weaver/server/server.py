@@ -1,6 +1,6 @@
-"""The weaver's server: threadlets connect over TCP, the gateway and the drivers over a unix socket.
+"""The weaver's server: threadlets connect over TCP; gateways and drivers do, too, or over a unix socket.
 
-None of those who ask over the unix socket is believed before it has shown a key.
+Nobody is believed before it has shown a key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from loom.control.operations import (
 )
 from loom.errors import AuthenticationError, Denied, LoomError, ProtocolMismatch
 from loom.process import tasks
-from loom.weaver.connection import FrameConnection
+from loom.process.listen import notice_loss
+from loom.weaver.connection import SILENCE, FrameConnection
 from loom.weaver.keys import EVERYONE, Grant
 from loom.weaver.server.guests_and_admins import Asker, Everyone
 from loom.weaver.server.threadlets import HELLO_WITHIN, IntakeSource, Peers, ThreadletLink
@@ -75,6 +76,8 @@ class RequestConnection(FrameConnection, IntakeSource):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if (sock := transport.get_extra_info("socket")).family != socket.AF_UNIX:
+            notice_loss(sock, SILENCE)
         self._peers.callers.add(self)
         self._peers.callers_without_key.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_WITHIN, self.close)
@@ -270,7 +273,7 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """A server of the users' weavers on two listening sockets.
+    """A server of the users' weavers.
 
     The server ends by itself after ``linger`` seconds without a gateway, a driver or a threadlet.
     """
@@ -282,13 +285,19 @@ class Server:
         self._last_peer_at = users.clock()
         self._listeners: list[asyncio.AbstractServer] = []
 
-    async def start(self, tcp: socket.socket, unix: socket.socket) -> None:
+    async def start(self, tcp: socket.socket, unix: socket.socket | None) -> None:
+        """Serve on listening sockets. With ``unix``, requests come over that one only, else over ``tcp``."""
         loop = asyncio.get_running_loop()
         users, peers = self.users, self.peers
-        self._listeners = [
-            await loop.create_server(lambda: ThreadletLink(users, peers), sock=tcp, backlog=4096),
-            await loop.create_unix_server(lambda: RequestConnection(users, peers), sock=unix),
-        ]
+
+        def requests() -> RequestConnection:
+            return RequestConnection(users, peers)
+
+        over_tcp = None if unix is not None else requests
+        tcp_server = loop.create_server(lambda: ThreadletLink(users, peers, over_tcp), sock=tcp, backlog=4096)
+        self._listeners.append(await tcp_server)
+        if unix is not None:
+            self._listeners.append(await loop.create_unix_server(requests, sock=unix))
         users.tick(users.clock())
         users.tasks.add(tasks.keep_running("tick", self._run_ticks))
 

@@ -198,10 +198,16 @@ class Peers:
 
 
 class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
-    """The connection of a threadlet. It belongs to the weaver of a user once its hello has shown a key."""
+    """The connection of a threadlet. It belongs to the weaver of a user once its hello has shown a key.
 
-    def __init__(self, users: Users, peers: Peers) -> None:
+    Args:
+        requests: returns the connection to go on with if the hello is one of a connection for requests; None: such
+            a hello is refused.
+    """
+
+    def __init__(self, users: Users, peers: Peers, requests: Callable[[], FrameConnection] | None = None) -> None:
         super().__init__(MAX_HELLO)
+        self._requests = requests
         self.process: psutil.Process | None = None
         self._users = users
         self._peers = peers
@@ -238,6 +244,8 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
             if first is None:
                 return
             grant, data = first
+            if self._first.asks and self._requests is not None:
+                return self._become(self._requests(), data)
             self.user = grant.user or ""
             self._first = None
             self._peers.links_without_key.discard(self)
@@ -274,6 +282,15 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
         self._peers.links.discard(self)
         self._peers.links_without_key.discard(self)
         self._peers.intake.finish(self, self._lost)
+
+    def _become(self, other: FrameConnection, data: bytes) -> None:
+        """Go on as a connection for requests, with all that has come."""
+        self._hello_timer.cancel()
+        self._peers.links.discard(self)
+        self._peers.links_without_key.discard(self)
+        self.transport.set_protocol(other)
+        other.connection_made(self.transport)
+        other.data_received(data)
 
     def _lost(self) -> None:
         if self._of is not None:

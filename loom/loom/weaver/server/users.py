@@ -165,13 +165,14 @@ class Users:
             self._active,
             self._threads,
             self._alert_operator,
-            self._fail,
+            self.fail,
         )
         self._users[user] = made
         self._active[made] = None
         return made
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End the weaver's process with an error."""
         self.failure = error
         self.ended.set()
 

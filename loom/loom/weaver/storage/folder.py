@@ -1,4 +1,9 @@
-"""The weaver's folder: the stores of its users, its secret, its socket, and where threadlets find it."""
+"""The weaver's folder: the stores of its users, its secret, its socket, and where threadlets find it.
+
+One weaver at a time has the folder. Its lock says so within one machine. Some volumes of a network keep no locks
+between machines: so each weaver that begins also writes its name into the folder, and every commit of another one
+fails from then on. What that one has acknowledged was committed before, and is loaded afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ import hashlib
 import json
 import logging
 import os
+import socket
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from loom.errors import UnsafeStateFolder
+from loom.errors import Conflict, UnsafeStateFolder
 from loom.process.state_file import hold, is_gone, replace_file, write_json
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret
@@ -34,27 +41,44 @@ class WeaverFolder:
     """A folder that only this user can open, held by this process until it ends, and created if it is missing.
 
     With ``passable``, processes of other user ids can reach the socket, but can neither list nor read anything.
+    Without a ``secret`` it is the one in the folder, which is made if it is missing.
     """
 
-    def __init__(self, path: str | Path, passable: bool = False) -> None:
+    def __init__(self, path: str | Path, passable: bool = False, secret: bytes | None = None) -> None:
         self.path = Path(path).absolute()
         self.passable = passable
-        self._lock = hold(self.path, "weaver", "weaver.sock", passable=passable)
+        hold(self.path, "weaver", "weaver.sock", passable=passable)
         for file in self.path.glob("weaver.sqlite*"):
             file.chmod(0o600)  # an earlier version left it to the folder
         self.socket = self.path / "weaver.sock"
         self._users = self.path / "users"
         self._link = self.path / "link.json"
+        self._holder = self.path / "holder.json"
+        self._name = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
         before = self.remembered()
-        self.keys = Keys(read_secret(self.path), before.key if before else None)
+        self.keys = Keys(secret or read_secret(self.path), before.key if before else None)
+
+    def take(self) -> None:
+        """Have commits of every other weaver in the folder fail. Stores opened afterwards have all before that."""
+        write_json(self._holder, self._name)
+
+    def check(self) -> None:
+        """Raise `Conflict` if another weaver has taken the folder; `OSError` if it is gone or cannot be read."""
+        found = self._holder.read_bytes()  # opened anew, by which a network's volume shows what others wrote
+        if found != json.dumps(self._name).encode():
+            raise Conflict(
+                f"another weaver has taken the state folder {self.path} ({found.decode(errors='replace'):.200}). "
+                f"This one ends: it has acknowledged nothing since then, and lost nothing that it had acknowledged",
+                code="state_folder_in_use",
+            )
 
     def is_there(self) -> bool:
-        """Return whether the opened folder still exists, and no other folder has taken its place."""
+        """Return whether the folder still exists, also if its disk does not answer. Raise as `check` does else."""
         try:
-            found = os.stat(self.path / "lock")
+            self.check()
         except OSError:
-            return not is_gone(self.path / "lock")  # a disk that does not answer is not gone
-        return os.path.samestat(found, os.fstat(self._lock))
+            return not is_gone(self._holder)
+        return True
 
     def users(self) -> Iterator[str]:
         """Yield the users that have a store."""

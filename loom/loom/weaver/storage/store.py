@@ -2,9 +2,9 @@
 
 One commit writes everything that happened since the last. Nothing is acknowledged before its commit. A commit
 survives the death of the process. A commit with a command, an acknowledgement or a policy is on the disk when
-it returns (``synchronous=FULL``), with all before it, and survives a loss of power. Other commits do not wait
-for the disk (``synchronous=NORMAL``): the last moments of reports may be lost with the power, but the file stays
-sound.
+it returns (``synchronous=FULL``), with all before it, and survives a loss of power. In a store with ``each_waits``
+every commit is. Else the others do not wait for the disk (``synchronous=NORMAL``): the last moments of reports may
+be lost with the power, but the file stays sound.
 
 ``python -m tests.benchmarks weaver`` measures what waiting for the disk costs a commit: a few milliseconds on a
 virtual disk, twice for a command and its acknowledgement.
@@ -108,11 +108,15 @@ class Commit:
         """Call something on the event loop once the transaction is stored."""
         self._when_stored.append(call)
 
-    def write(self, db: sqlite3.Connection) -> None:
-        """Write everything in one transaction. After a `sqlite3.Error` nothing is, and the call may be repeated."""
+    def write(self, db: sqlite3.Connection, check: Callable[[], object] = lambda: None) -> None:
+        """Write everything in one transaction. After an error nothing is, and the call may be repeated.
+
+        ``check`` is called when nobody else can write any more, and what it raises ends the transaction.
+        """
         calls = len(self._when_stored)
         try:
             db.execute("BEGIN IMMEDIATE")
+            check()
             for step in self._steps:
                 step(db)
             db.execute("COMMIT")
@@ -201,11 +205,20 @@ DELETE FROM wide_outlines WHERE chunks != (
 
 
 class Store:
-    """The store's file. The next commit writes the rows that were put; reads find them only then."""
+    """The store's file. The next commit writes the rows that were put; reads find them only then.
 
-    def __init__(self, path: str | Path) -> None:
+    Args:
+        check: called within each commit; raises if the store is another weaver's by now.
+        each_waits: whether each commit waits for the disk, also one that only has reports.
+    """
+
+    def __init__(
+        self, path: str | Path, check: Callable[[], object] = lambda: None, each_waits: bool = False
+    ) -> None:
         self.path = str(path)
         """The file, or ``:memory:``."""
+        self._check = check
+        self._each_waits = each_waits
         try:
             self.db = self._connect()
             self.db.execute("PRAGMA journal_mode=WAL")
@@ -214,7 +227,8 @@ class Store:
             self.db.execute("PRAGMA cache_size=-16384")
             (version,) = self.db.execute("PRAGMA user_version").fetchone()
             if version in (0, _VERSION):
-                self.db.executescript(f"BEGIN; {_SCHEMA} {_MEND} PRAGMA user_version={_VERSION}; COMMIT")
+                # Whoever commits while this waits is done before anything is read.
+                self.db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {_MEND} PRAGMA user_version={_VERSION}; COMMIT")
             # A store in memory has one connection only.
             self.reader = self.db if self.path == ":memory:" else self._connect()
             """Finds what is committed, while ``db`` writes on another thread."""
@@ -283,7 +297,7 @@ class Store:
         rows, self._rows = self._rows, {table: {} for table in _KEYED}
         acknowledgements, self._acknowledgements = self._acknowledgements, []
         journal, self._journal = self._journal, []
-        waits = any(rows[table] for table in _DURABLE) or bool(acknowledgements)
+        waits = self._each_waits or any(rows[table] for table in _DURABLE) or bool(acknowledgements)
         commit = Commit(self.journal_id if journal else self.journal_id - 1, waits)
         if journal:
             row = b"".join([msgpack.Packer().pack_array_header(len(journal)), *journal])
@@ -303,7 +317,7 @@ class Store:
         if commit.waits_for_disk != self._waits_for_disk:
             self.db.execute(f"PRAGMA synchronous={'FULL' if commit.waits_for_disk else 'NORMAL'}")
             self._waits_for_disk = commit.waits_for_disk
-        commit.write(self.db)
+        commit.write(self.db, self._check)
         self._since_checkpoint += commit.bytes + _ALSO
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
+from loom.errors import Conflict
 from loom.weaver.storage.store import Commit, Store
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class StoreWriter:
         assert commit is not None
         try:
             done.result()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError, Conflict) as error:
             if _passes(error):
                 self._try_again(commit, error)
             else:
@@ -127,7 +128,7 @@ class StoreWriter:
         if self._store.checkpoint_due and (self._checkpoint is None or self._checkpoint.done()):
             self._checkpoint = self._threads.submit(self._checkpoint_store)
 
-    def _try_again(self, commit: Commit, error: sqlite3.Error) -> None:
+    def _try_again(self, commit: Commit, error: Exception) -> None:
         self._again = asyncio.get_running_loop().call_later(RETRY, self._submit, commit)
         if self.undurable is None:
             self.undurable = Undurable(self._clock(), str(error))
@@ -141,6 +142,7 @@ class StoreWriter:
             _log.warning("the store's log cannot be moved into its file: %s", error)
 
 
-def _passes(error: sqlite3.Error) -> bool:
+def _passes(error: Exception) -> bool:
     """Return whether the same commit may be written later: the disk is full, or does not answer now."""
-    return isinstance(error, sqlite3.OperationalError) and any(word in str(error).lower() for word in _PASSING)
+    said = isinstance(error, sqlite3.OperationalError) and any(word in str(error).lower() for word in _PASSING)
+    return said or isinstance(error, OSError)

@@ -113,7 +113,7 @@ async def test_the_weaver_answers_each_and_reaches_as_far_as_is_declared() -> No
 
 async def test_the_weaver_answers_each_of_looms_own_and_a_session_those_about_itself() -> None:
     async with running() as weaver:
-        session = WeaverClient(weaver.client._path, lambda: KEYS.of(ADMIN, "s"))
+        session = WeaverClient(weaver.client.place, lambda: KEYS.of(ADMIN, "s"))
         session.came()
         for name, operation in INTERNAL.items():
             asked = operation.read(

@@ -178,17 +178,18 @@ class WeaverProcess:
 
     def __init__(self, *options: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="loom-weaver-"))
+        self.socket = str(self.folder / "weaver.sock")
         self.process: subprocess.Popen[str] | None = None
-        self.address = self.socket = ""
+        self.address = ""
         self.pid = 0
         self._options = options
 
     def start(self, *options: str) -> WeaverProcess:
         with (self.folder / "output").open("a") as output:
-            arguments = ["--folder", str(self.folder), "--exit-with-parent", *self._options, *options]
+            arguments = ["--local", "--state", str(self.folder), "--exit-with-parent", *self._options, *options]
             self.process = start("-m", "loom.weaver", *arguments, stderr=output)
         ready = read_json(self.process)
-        self.address, self.socket, self.pid = ready["address"], ready["socket"], ready["pid"]
+        self.address, self.pid = f"{ready['address']}/{self.keys.of(ADMIN)}", ready["pid"]
         return self
 
     def end(self, number: int = signal.SIGKILL) -> int:

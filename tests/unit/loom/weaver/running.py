@@ -85,16 +85,19 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(**options: Any) -> AsyncIterator[Running]:
+async def running(port: int = 0, over_tcp: bool = False, **options: Any) -> AsyncIterator[Running]:
+    """A server on a port, any by default; with ``over_tcp``, without a unix socket."""
     users = Users(lambda user: Store(":memory:"), [ADMIN], KEYS, monotonic_clock(), "tcp://h:1")
     server = Server(users, **options)
     with tempfile.TemporaryDirectory(prefix="loom-test-") as folder:
-        tcp, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
-        path = str(Path(folder) / "sock")
-        unix.bind(path)
-        unix.listen()
+        tcp, unix = socket.create_server(("127.0.0.1", port)), None
+        place = f"127.0.0.1:{tcp.getsockname()[1]}"
+        if not over_tcp:
+            unix, place = socket.socket(socket.AF_UNIX), str(Path(folder) / "sock")
+            unix.bind(place)
+            unix.listen()
         await server.start(tcp, unix)
-        client = AdminClient(path, KEYS.gateway, 1.0)
+        client = AdminClient(place, KEYS.gateway, 1.0)
         client.came()
         weaver = Running(server, client, tcp.getsockname()[1])
         try:

@@ -144,7 +144,7 @@ async def test_a_weaver_that_nobody_needs_ends() -> None:
 
 async def test_a_client_that_speaks_nonsense_is_disconnected() -> None:
     async with running() as weaver:
-        reader, writer = await asyncio.open_unix_connection(weaver.client._path)
+        reader, writer = await asyncio.open_unix_connection(weaver.client.place)
         writer.write(pack(["dance", 1]))
 
         assert await asyncio.wait_for(reader.read(), BOUND) == b""
@@ -216,7 +216,7 @@ async def test_an_operation_that_breaks_is_answered(monkeypatch: pytest.MonkeyPa
 async def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_UNREAD_BY_WATCHER", 1 << 16)
     async with running() as weaver:
-        reader, writer = await asyncio.open_unix_connection(weaver.client._path, limit=1 << 10)
+        reader, writer = await asyncio.open_unix_connection(weaver.client.place, limit=1 << 10)
         writer.write(pack(["hello", KEYS.gateway()]) + pack(["watch", 0, ADMIN]))
         await weaver.until(lambda: bool(weaver.admin._pushes))
         for number in range(2000):

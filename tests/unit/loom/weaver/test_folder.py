@@ -9,7 +9,7 @@ import pytest
 
 import loom
 from loom.token_file import ADMIN
-from loom.weaver.keys import Keys, read_secret
+from loom.weaver.keys import Keys, read_secret, secret_in
 from loom.weaver.storage.folder import Remembered, WeaverFolder
 
 PLACE = Remembered("127.0.0.1", 4000)
@@ -82,13 +82,65 @@ def test_a_path_that_is_too_long_or_no_folder_is_refused(tmp_path: Path) -> None
         WeaverFolder(tmp_path / "file")
 
 
-def test_a_folder_that_was_replaced_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_not_there_and_one_in_its_place_is_another_weavers(tmp_path: Path) -> None:
     folder = WeaverFolder(tmp_path / "weaver")
+    folder.take()
     assert folder.is_there()
 
     shutil.rmtree(folder.path)
     gone = folder.is_there()
-    WeaverFolder(folder.path)
+    WeaverFolder(folder.path).take()
 
     assert not gone
-    assert not folder.is_there()
+    with pytest.raises(loom.errors.Conflict, match="another weaver has taken the state folder"):
+        folder.is_there()
+
+
+def test_a_folder_that_cannot_be_read_now_is_there(tmp_path: Path) -> None:
+    folder = WeaverFolder(tmp_path / "weaver")
+    folder.take()
+    holder = folder.path / "holder.json"
+    holder.unlink()
+    holder.mkdir()  # as a stand-in for a disk that does not answer: neither it nor another weaver's name
+
+    assert folder.is_there()
+    with pytest.raises(OSError, match="Is a directory"):
+        folder.check()
+
+
+def test_a_secret_of_a_file_is_the_same_for_all_who_have_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef" * 4 + "\n")
+    file.chmod(0o440)  # a Secret of Kubernetes
+
+    folder = WeaverFolder(tmp_path / "weaver", secret=secret_in(file))
+
+    assert folder.keys.gateway() == Keys(b"0123456789abcdef" * 4).gateway() == Keys(secret_in(file)).gateway()
+    assert not (folder.path / "secret").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "said"),
+    [
+        (0o604, b"x" * 32, "others can read or change the weaver's secret .*chmod 600"),
+        (0o620, b"x" * 32, "others can read or change"),
+        (0o600, b"x" * 31 + b"\n", "has 31 bytes, and 32 random ones at least are needed: openssl rand -hex 32"),
+        (None, b"", "cannot read the weaver's secret in .*: No such file"),
+    ],
+)
+def test_a_file_that_is_no_secret_is_refused(tmp_path: Path, mode: int | None, content: bytes, said: str) -> None:
+    file = tmp_path / "secret"
+    if mode is not None:
+        file.write_bytes(content)
+        file.chmod(mode)
+
+    with pytest.raises(loom.WrongArguments, match=said):
+        secret_in(file)
+
+
+def test_the_end_of_32_random_bytes_is_no_end_of_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"\xff" * 31 + b"\n")
+    file.chmod(0o600)
+
+    assert len(secret_in(file)) == 32

@@ -10,6 +10,7 @@ from loom.control.commands import CommandKind
 from loom.errors import CommandIdTaken, ProtocolMismatch
 from loom.weaver.commands import GivenCommand
 from loom.weaver.liveness import SUCCESSOR_WITHIN
+from loom.weaver.storage.store import Store
 from tests.unit.loom.weaver.bench import Bench, Threadlet
 from tests.unit.loom.weaver.raw_threadlet import GPU
 
@@ -253,6 +254,17 @@ def test_a_commit_with_a_command_or_an_acknowledgement_waits_for_the_disk(tmp_pa
     bench.weaver.set_policy("train", "stop", "anna", bench.now)
     bench.commit()
     assert waits()
+
+
+def test_every_commit_of_a_store_that_may_move_to_another_host_waits_for_the_disk(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", each_waits=True)
+    store.log(b"\xc0")
+    commit = store.begin()
+
+    store.write(commit)
+
+    assert commit.waits_for_disk
+    assert store.db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def pause(bench: Bench, threadlet: Threadlet, step: int) -> None:

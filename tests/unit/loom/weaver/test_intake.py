@@ -247,7 +247,7 @@ async def test_a_session_that_floods_the_weaver_does_not_delay_another_user(
     async with running() as weaver:
         for session in ("flood", "few"):
             weaver.server.users.of(session)
-        flood, few = [await asyncio.open_unix_connection(weaver.client._path, limit=1 << 22) for _ in range(2)]
+        flood, few = [await asyncio.open_unix_connection(weaver.client.place, limit=1 << 22) for _ in range(2)]
         for user, (_, writer) in (("flood", flood), ("few", few)):
             writer.write(pack(["hello", KEYS.of(user, user)]))
         flood[1].write(b"".join(pack(["ask", number, None, "status", {}]) for number in range(questions)))

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_the_weaver_ends_when_its_parent_does() -> None:
 
 def test_a_weaver_ends_with_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "weaver"
-    process = start("-m", "loom.weaver", "--folder", str(folder), stderr=subprocess.PIPE)
+    process = start("-m", "loom.weaver", "--state", str(folder), stderr=subprocess.PIPE)
     with process:
         read_json(process)
         shutil.rmtree(folder)
@@ -214,7 +215,7 @@ def test_what_the_weaver_keeps_is_for_its_user_only(weaver: WeaverProcess) -> No
 
 
 def test_two_weavers_do_not_share_a_folder(weaver: WeaverProcess) -> None:
-    finished = run_weaver("--folder", str(weaver.folder))
+    finished = run_weaver("--state", str(weaver.folder))
 
     assert finished.returncode == 1
     pid = weaver.process.pid
@@ -222,11 +223,46 @@ def test_two_weavers_do_not_share_a_folder(weaver: WeaverProcess) -> None:
     assert finished.stderr == text
 
 
+@pytest.mark.guarantees(
+    "weaver",
+    "A weaver whose state another one has taken acknowledges nothing more and ends, also without file locks",
+)
+def test_a_weaver_whose_folder_another_one_takes_ends_and_loses_nothing(weaver: WeaverProcess) -> None:
+    threadlet, gateway = RawThreadlet(weaver.address), weaver.gateway()
+    threadlet.welcome()
+    first = weaver.process
+    assert first is not None
+    (weaver.folder / "lock").unlink()  # a stand-in for a volume that keeps no locks between machines
+    with ThreadPoolExecutor(1) as starting:
+        second = starting.submit(weaver.start)  # beside the first, whose port it cannot have
+        given, stored = [], 0
+        try:
+            while True:
+                threadlet.report(threadlet.seq + 1, loss=float(threadlet.seq))
+                given.append(
+                    gateway.ask("command", kind="update_config", params={"learning_rate": 0.5}, target="*")["id"]
+                )
+                stored = threadlet.until(lambda frame: frame[0] == "stored")[1]
+        except (AssertionError, OSError):  # it has closed the connection
+            second.result()
+    with first:
+        code = first.wait(BOUND)
+    again = RawThreadlet(weaver.address, instance=threadlet.instance)
+
+    assert code == 1
+    assert f"error: another weaver has taken the state folder {weaver.folder}" in weaver.output()
+    assert f'"pid": {weaver.pid}' in weaver.output()
+    assert len(given) >= stored > 0
+    assert again.welcome()["seq"] >= stored
+    for id in given:
+        assert weaver.gateway().ask("command_state", id=id, timeout=0)["id"] == id
+
+
 def test_a_folder_that_others_can_open_is_refused(weaver: WeaverProcess) -> None:
     weaver.end()
     weaver.folder.chmod(0o755)
 
-    finished = run_weaver("--folder", str(weaver.folder))
+    finished = run_weaver("--state", str(weaver.folder))
 
     assert finished.returncode == 1
     assert "chmod 700" in finished.stderr
@@ -237,7 +273,7 @@ def test_a_store_that_is_no_store_is_named(weaver: WeaverProcess) -> None:
     (weaver.folder / "weaver.sqlite-wal").unlink()
     (weaver.folder / "weaver.sqlite").write_bytes(b"something else" * 1000)
 
-    finished = run_weaver("--folder", str(weaver.folder))
+    finished = run_weaver("--state", str(weaver.folder))
 
     assert finished.returncode == 1
     assert "cannot keep the weaver's state" in finished.stderr
@@ -261,7 +297,7 @@ def test_a_port_that_was_taken_meanwhile_is_not_waited_for(weaver: WeaverProcess
 def test_wrong_options_are_refused(weaver: WeaverProcess, options: tuple[str, ...], code: int) -> None:
     weaver.end()
 
-    finished = run_weaver("--folder", str(weaver.folder), *options)
+    finished = run_weaver("--state", str(weaver.folder), *options)
 
     assert finished.returncode == code
     assert finished.stderr.startswith("error: ")

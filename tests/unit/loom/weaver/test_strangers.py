@@ -29,7 +29,7 @@ async def strangers(weaver: Running, kind: str) -> AsyncIterator[list[asyncio.St
         opening: Any = (
             asyncio.open_connection("127.0.0.1", weaver.port)
             if kind == "tcp"
-            else asyncio.open_unix_connection(weaver.client._path)
+            else asyncio.open_unix_connection(weaver.client.place)
         )
         opened.append((await opening)[1])
     yield opened
