@@ -543,7 +543,7 @@ class ActorError(LoomError, code="actor_error"):
 
 
 class WeaverUnavailable(Unavailable, code="weaver_unavailable", http_status=503, exit_status=5):
-    """The gateway's weaver is away. The gateway restarts it; replicas go on meanwhile."""
+    """The weaver is away. A gateway restarts its own one; replicas go on meanwhile."""
 
 
 class NatsUnreachable(Unavailable, code="nats_unreachable", exit_status=5):

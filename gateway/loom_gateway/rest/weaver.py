@@ -55,7 +55,7 @@ class ErrorAnswer(BaseModel):
 REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "There is no such replica, device, command or run."},
     422: {"model": ErrorAnswer, "description": "A parameter makes no sense."},
-    503: {"model": ErrorAnswer, "description": "The weaver is away; it is started again by itself."},
+    503: {"model": ErrorAnswer, "description": "The weaver is away; a gateway starts its own one again."},
 }
 """The errors of each route, for OpenAPI."""
 
