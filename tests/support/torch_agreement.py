@@ -78,7 +78,7 @@ class Operand:
 SHRINK = os.environ.get("LOOM_SHRINK", "1") == "1"
 """Whether to look for the smallest operands with which an operation fails, which may take minutes."""
 
-EXAMPLES = int(os.environ.get("LOOM_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("LOOM_EXAMPLES", "4"))
 """Of each operation. There are hundreds of operations, so that with each commit they are few; .ci/slow has 50."""
 
 

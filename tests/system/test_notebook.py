@@ -235,7 +235,7 @@ def texts(output: Output) -> list[str]:
     return [re.sub("<[^>]*>", "", shown.get("text/html", "")) for shown in output.shown]
 
 
-@pytest.mark.parametrize("wait", ["future.get(timeout=60)", "await future"])
+@pytest.mark.parametrize("wait", ["future.get(timeout=60)", pytest.param("await future", marks=pytest.mark.slow)])
 def test_a_long_wait_says_what_it_waits_for(kernel: Kernel, pipe: Pipe, wait: str) -> None:
     kernel.check(f"future = gates.slice(hosts=0).wait.call_one({pipe.path!r})")
     output = kernel.run(wait, until=lambda output: any("waiting for gates.wait" in text for text in texts(output)))

@@ -94,6 +94,7 @@ def test_printed_lines(http_job: loom.Job, counters: Any, talkers: Any) -> None:
     remove()
 
 
+@pytest.mark.slow
 def test_events(cluster: LocalCluster) -> None:
     with loom.connect(cluster.url, cluster.token, transport="http") as job:
         job.hosts.spawn_procs().spawn("counters", Counter).fail.broadcast("nobody listens")

@@ -92,6 +92,7 @@ def test_streaming_is_off_and_on_for_one_mesh(job: loom.Job, lines: Lines) -> No
     assert set(lines.texts()) == {"seen", "seen again"}
 
 
+@pytest.mark.slow
 async def test_logging_option_can_be_awaited_as_monarchs(job: loom.Job, lines: Lines) -> None:
     procs, talker = talkers(job, gpus=1)
     assert await procs.logging_option(stream_to_client=True, aggregate_window_sec=3, level=logging.INFO) is None

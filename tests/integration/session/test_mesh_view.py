@@ -138,6 +138,7 @@ def test_a_killed_process_and_its_actors_have_failed_with_the_reason(rest: Rest,
     assert actor_mesh(rest, job, "workers", "counters")["elements"]["states"][2] == "failed"
 
 
+@pytest.mark.slow
 def test_an_actor_that_cannot_be_made_has_failed_on_a_process_that_lives(rest: Rest, job: loom.Job) -> None:
     procs = job.hosts.spawn_procs(name="workers")
     broken = procs.spawn("broken", Broken)

@@ -156,6 +156,7 @@ def test_what_is_asked_while_the_network_is_away_waits_and_runs_once(gate: Gate,
     assert actor.all.call_one().get(BOUND) == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_get_that_waits_while_the_connection_is_cut_gets_its_answer(gate: Gate, far_job: loom.Job) -> None:
     actor = tally(far_job)
     answers: list[int] = []
@@ -345,6 +346,7 @@ def test_a_client_that_takes_the_session_over_puts_the_other_out(job: loom.Job, 
         assert other.meshes["tally"].add.call_one(3).get(BOUND) == 2
 
 
+@pytest.mark.slow
 def test_a_client_that_was_away_finds_that_another_has_taken_its_place(
     gate: Gate, far_job: loom.Job, cluster: LocalCluster
 ) -> None:
@@ -373,6 +375,7 @@ def test_a_client_that_watches_sees_everything_and_changes_nothing(job: loom.Job
     assert actor.add.call_one(2).get(BOUND) == 2
 
 
+@pytest.mark.slow
 def test_two_that_watch_get_their_own_answers(job: loom.Job, cluster: LocalCluster) -> None:
     tally(job).all.call_one().get(BOUND)
     watching = [loom.connect(cluster.url, cluster.token, session=job.session, mode="watch") for _ in range(2)]

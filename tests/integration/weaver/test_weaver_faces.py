@@ -199,6 +199,7 @@ def test_pause_resume_and_stop(weaver: WeaverProxy, trainers: list[Training]) ->
     assert "finished" in (weaver.pause("train_0").get(BOUND)["train_0"].reason or "")
 
 
+@pytest.mark.slow
 def test_save_and_evaluate(
     cluster: LocalCluster, weaver: WeaverProxy, environment: dict[str, str], trainers: list[Training]
 ) -> None:
@@ -239,6 +240,7 @@ async def test_coroutines_await_the_same(weaver: WeaverProxy, trainers: list[Tra
 # -- looking ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_knows_its_weaver(cluster: LocalCluster, trainers: list[Training]) -> None:
     assert len(trainers) == 2
     with loom.connect(cluster.url, cluster.token) as job:

@@ -48,6 +48,8 @@ NOT_OF_FLOATS = {
 """Changes in place of ints, and those that torch refuses if a gradient is wanted."""
 
 IN_PLACE = sorted(name for name in {*names.METHODS, *methods} if name.endswith("_") and not name.endswith("__"))
+EACH = [pytest.param(name, marks=() if place % 3 == 0 else pytest.mark.slow) for place, name in enumerate(IN_PLACE)]
+"""One of three with each commit: all go the same way, and each takes hundreds of arguments."""
 
 
 def graphs(ns: Any, name: str, target: Any, arguments: Any, wanted: str) -> Any:
@@ -65,7 +67,7 @@ def graphs(ns: Any, name: str, target: Any, arguments: Any, wanted: str) -> Any:
 
 
 @pytest.mark.skipif(PROCESSES > 1, reason="it compares what the laptop knows")
-@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("name", EACH)
 def test_a_change_in_place_is_part_of_the_graph_as_in_torch(lt: Tensors, name: str) -> None:
     done = 0
     for target in TARGETS:

@@ -27,12 +27,6 @@ def squared() -> Iterator[Tensors]:
         yield Tensors(workers)
 
 
-@pytest.fixture(scope="module")
-def line() -> Iterator[Tensors]:
-    with NearWorkers({"gpus": 4}) as workers:
-        yield Tensors(workers)
-
-
 def rows(count: int = 6, columns: int = 5) -> torch.Tensor:
     return torch.arange(float(count * columns)).reshape(count, columns)
 
@@ -98,24 +92,24 @@ def test_in_one_process_a_placement_means_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [(3, 1), (2, 0)])
-def test_what_is_spread_lies_in_rows_where_a_size_is_one_or_none(line: Tensors, size: tuple[int, int]) -> None:
-    spread = line.zeros(size[::-1]).T.redistribute([Shard(0)])
+def test_what_is_spread_lies_in_rows_where_a_size_is_one_or_none(lt: Tensors, size: tuple[int, int]) -> None:
+    spread = lt.zeros(size[::-1]).T.redistribute([Shard(0)])
     assert spread.strides == torch.zeros(size).stride()
     assert spread.movedim(0, 0).strides == spread.strides  # of the first one the workers tell
 
 
 @pytest.mark.parametrize("placements", [(Shard(0), Replicate()), (Replicate(), Shard(0)), (Shard(1), Shard(0))])
-def test_second_gradients_of_a_layer_norm(line: Tensors, placements: tuple[Any, Any]) -> None:
+def test_second_gradients_of_a_layer_norm(lt: Tensors, placements: tuple[Any, Any]) -> None:
     def second(m: Any, x: Any, weight: Any) -> Any:
         x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
-        norm, grad = (m.layer_norm, m.grad) if m is line else (torch.nn.functional.layer_norm, torch.autograd.grad)
+        norm, grad = (m.layer_norm, m.grad) if m is lt else (torch.nn.functional.layer_norm, torch.autograd.grad)
         grads = grad((norm(x, (4,), weight) ** 2).sum(), [x, weight], create_graph=True)
         (grads[0] ** 2).sum().add((grads[1] ** 2).sum()).backward()
         return x.grad, weight.grad
 
     x, weight = rows(8, 4).double().sin(), torch.linspace(1, 2, 4, dtype=torch.float64)
-    given = (line.tensor(each, placements=[how]) for each, how in zip((x, weight), placements, strict=True))
-    for found, wanted in zip(second(line, *given), second(torch, x, weight), strict=True):
+    given = (lt.tensor(each, placements=[how]) for each, how in zip((x, weight), placements, strict=True))
+    for found, wanted in zip(second(lt, *given), second(torch, x, weight), strict=True):
         assert torch.allclose(to_torch(found), wanted)
 
 
@@ -219,17 +213,17 @@ def test_what_torch_gets_wrong_is_right(lt: Tensors) -> None:
     torch.testing.assert_close(to_torch(x.grad), theirs.grad)
 
 
-def test_a_division_of_ints_in_place(line: Tensors) -> None:
+def test_a_division_of_ints_in_place(lt: Tensors) -> None:
     for placement in (Shard(0), Shard(1)):
-        x = line.arange(50).view(10, 5).redistribute([placement]).clone()
+        x = lt.arange(50).view(10, 5).redistribute([placement]).clone()
         x.floor_divide_(3)
         assert x.tolist() == (rows(10).long() // 3).tolist()
 
 
-def test_gradients_of_a_vector_and_a_matrix(line: Tensors) -> None:
+def test_gradients_of_a_vector_and_a_matrix(lt: Tensors) -> None:
     for placement in (Shard(0), Replicate()):
-        x = line.tensor(rows(1, 10)[0], placements=[placement], requires_grad=True)
-        w = line.tensor(rows(10, 5), placements=[Shard(0)], requires_grad=True)
+        x = lt.tensor(rows(1, 10)[0], placements=[placement], requires_grad=True)
+        w = lt.tensor(rows(10, 5), placements=[Shard(0)], requires_grad=True)
         (x @ w).sum().backward()
         assert x.grad is not None
         assert x.grad.tolist() == rows(10, 5).sum(1).tolist()
@@ -244,7 +238,7 @@ def mapped(m: Any, x: Any, y: Any) -> Any:
 
 
 @pytest.mark.parametrize("work", [powers, mapped])
-def test_gradients_of_complex_numbers(line: Tensors, work: Any) -> None:
+def test_gradients_of_complex_numbers(lt: Tensors, work: Any) -> None:
     def gradients(m: Any, *how: Any) -> Any:
         leaves = [m.tensor(each.numpy() / 7 + 1 + 1j) for each in (rows(1, 8)[0], rows(8, 8))]
         leaves = [(each.redistribute(*how) if how else each).detach().requires_grad_() for each in leaves]
@@ -252,7 +246,7 @@ def test_gradients_of_complex_numbers(line: Tensors, work: Any) -> None:
         (found * found.conj()).real.sum().backward()
         return leaves[0].grad.tolist()
 
-    torch.testing.assert_close(gradients(line, [Shard(0)]), gradients(torch), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gradients(lt, [Shard(0)]), gradients(torch), rtol=1e-4, atol=1e-4)
 
 
 def test_what_torch_cannot_spread_runs_on_whole_tensors(lt: Tensors) -> None:
