@@ -11,6 +11,7 @@ import loom
 from loom.token_file import ADMIN
 from loom.weaver.keys import Keys, read_secret, secret_in
 from loom.weaver.storage.folder import Remembered, WeaverFolder
+from loom.weaver.storage.store import Store
 
 PLACE = Remembered("127.0.0.1", 4000)
 
@@ -94,6 +95,27 @@ def test_a_folder_that_is_gone_is_not_there_and_one_in_its_place_is_another_weav
     assert not gone
     with pytest.raises(loom.errors.Conflict, match="another weaver has taken the state folder"):
         folder.is_there()
+
+
+@pytest.mark.guarantees(
+    "weaver",
+    "A weaver whose state another one has taken acknowledges nothing more and ends, also without file locks",
+)
+def test_nothing_is_committed_in_a_folder_that_another_weaver_has_taken(tmp_path: Path) -> None:
+    first = WeaverFolder(tmp_path / "weaver")
+    first.take()
+    store = Store(first.store(ADMIN), first.check)
+    store.put("policies", "before", {})
+    store.write(store.begin())
+    store.put("policies", "after", {})
+    (first.path / "lock").unlink()  # a stand-in for a volume that keeps no locks between machines
+
+    second = WeaverFolder(first.path)
+    second.take()
+    with pytest.raises(loom.errors.Conflict, match="another weaver has taken the state folder"):
+        store.write(store.begin())
+
+    assert [key for key, _ in Store(second.store(ADMIN), second.check).rows("policies")] == ["before"]
 
 
 def test_a_folder_that_cannot_be_read_now_is_there(tmp_path: Path) -> None:

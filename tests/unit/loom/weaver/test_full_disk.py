@@ -17,6 +17,9 @@ from tests.unit.loom.weaver.running import Running, running
 FULL = ["database or disk is full", "disk I/O error", "attempt to write a readonly database",
         "unable to open database file"]  # fmt: skip
 
+STALE = "Stale file handle"
+"""The words of a volume of a network that is away."""
+
 
 class Disk:
     """A stand-in for a disk, which takes commits or does not."""
@@ -28,7 +31,7 @@ class Disk:
 
         def write_if_there_is_room(commit: Commit) -> None:
             if self.reason:
-                raise sqlite3.OperationalError(self.reason)
+                raise OSError(self.reason) if self.reason == STALE else sqlite3.OperationalError(self.reason)
             write(commit)
 
         monkeypatch.setattr(writer, "RETRY", 0.02)
@@ -40,7 +43,7 @@ class Disk:
     "A full disk ends no weaver: it refuses commands with the reason, answers questions, and stores what "
     "was reported once there is room",
 )
-@pytest.mark.parametrize("reason", FULL)
+@pytest.mark.parametrize("reason", [*FULL, STALE])
 async def test_reports_wait_for_room_and_are_stored_once(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as weaver:
         disk = Disk(weaver, monkeypatch)
