@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import itemgetter
 
 from loom.control.handshake import COMES_BACK_WITHIN
@@ -64,6 +66,9 @@ _MAX_STALL_STACKS = 16
 """Stacks of stalled replicas at a time: when a collective hangs, every replica stalls, and a few stacks say why."""
 
 
+_REMEMBERED_HOLDS = 100
+
+
 @dataclass(frozen=True)
 class LivenessTimeouts:
     """The times that the weaver waits for replicas, in seconds."""
@@ -112,11 +117,21 @@ class Liveness:
         """
         self._tenths: list[int] = []
         """A heap of these tenths."""
+        self._held_up: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED_HOLDS)
+        """When the weaver noticed that it had listened to nobody for some seconds, and for how many."""
 
     @property
     def settled(self) -> bool:
         """True if no check is due, ever."""
         return not self._checks
+
+    def note_held_up(self, seconds: float, now: float) -> None:
+        """Note that nobody was listened to for some seconds until now: no silence in them is a replica's."""
+        self._held_up.append((now, seconds))
+
+    def _deaf(self, since: float) -> float:
+        """Return the seconds since a time in which nobody was listened to."""
+        return sum(seconds for _, seconds in takewhile(lambda hold: hold[0] > since, reversed(self._held_up)))
 
     def tick(self, now: float) -> None:
         later: list[tuple[float, Replica]] = []
@@ -151,6 +166,7 @@ class Liveness:
             due = max(replica.link_lost + silence, self._started + timing.restart_grace)
             if replica.process is not None and has_ended(replica.process):
                 return self._missed(replica, now)
+            due += self._deaf(replica.link_lost)
             if now < due:
                 return self.schedule(replica, due)
             reason = f"not connected for {now - replica.link_lost:.1f} s"
@@ -159,7 +175,7 @@ class Liveness:
             return self.fail(replica, Cause.SILENT, End(ReplicaEnding.LOST, reason, guessed=True), now)
         if replica.link.has_unheard:  # the weaver is late, and not the replica
             return self.schedule(replica, now + timing.beat)
-        due = replica.heard + silence
+        due = replica.heard + silence + self._deaf(replica.heard)
         if now >= due:
             self._outbox.close(replica.link)
             self._outbox.urgent = True
@@ -170,6 +186,7 @@ class Liveness:
                 due = min(due, stalled)
             elif (baseline := replica.baseline_step_time()) is not None:
                 stalled = max(stalled, replica.progress + timing.stall_factor * baseline)
+                stalled += self._deaf(replica.progress)
                 if now >= stalled:
                     self._stall(replica, baseline, now)
                 else:

@@ -206,6 +206,10 @@ class Weaver:
         """Log a driver's report that it has started processes, whose threadlets will say hello."""
         self.known.events.append(now, "spawned", None, **_place(report))
 
+    def note_held_up(self, seconds: float, now: float) -> None:
+        """Note that the weaver's process listened to nobody for some seconds until now."""
+        self._liveness.note_held_up(seconds, now)
+
     def tick(self, now: float) -> None:
         self.known.goodput.tick(now)
         self._liveness.tick(now)

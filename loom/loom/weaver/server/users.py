@@ -135,6 +135,11 @@ class Users:
         """Return a user's weaver, which is made when the user is first named."""
         return self._users.get(user) or self._new(user)
 
+    def note_held_up(self, seconds: float, now: float) -> None:
+        """Note that the weaver's process listened to nobody for some seconds until now."""
+        for user in self._active:
+            user.weaver.note_held_up(seconds, now)
+
     def tick(self, now: float) -> None:
         for user in list(self._active):
             user.tick(now)

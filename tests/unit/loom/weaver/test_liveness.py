@@ -53,6 +53,26 @@ def test_a_replica_that_is_silent_on_its_connection_fails_with_the_seconds_of_it
     assert f"nothing heard for {event['time'] - last:.1f} s" in event["reason"]
 
 
+def test_while_the_weaver_was_held_up_nobody_is_silent_or_stalled(bench: Bench) -> None:
+    bench.now += 100
+    silent, lost = Threadlet(bench, "train_0"), Threadlet(bench, "train_1")
+    for step in range(8):
+        bench.wait(0.5, silent, lost)
+        silent.step(step)
+    lost.lose()
+
+    bench.now += 60  # in which its process does not run
+    bench.weaver.note_held_up(60, bench.now)
+    bench.weaver.tick(bench.now)
+    bench.commit()
+    assert not silent.closed
+    assert (bench.state("train_0"), bench.state("train_1")) == ("running", "recovering")
+
+    bench.wait(3.25)
+    assert silent.closed
+    assert bench.state("train_1") == "failed"
+
+
 @pytest.mark.parametrize("seconds", [0.5, 15.0, 4000.0])
 def test_a_replica_of_a_bridge_fails_with_the_seconds_in_which_the_bridge_heard_nothing(
     bench: Bench, seconds: float

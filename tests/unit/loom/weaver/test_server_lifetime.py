@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from loom.control.address import parse_weaver_address
+from loom.weaver.liveness import LivenessTimeouts
 from tests.support.gateways import await_true
 from tests.support.processes import read_json, start
 from tests.unit.loom.weaver.raw_threadlet import (
@@ -27,6 +29,22 @@ from tests.unit.loom.weaver.raw_threadlet import (
     WeaverProcess,
     running_weaver,
 )
+
+SILENCE = LivenessTimeouts.beat * LivenessTimeouts.missed_beats
+
+
+@pytest.mark.slow
+def test_a_weaver_that_stood_still_gives_nobody_up(weaver: WeaverProcess) -> None:
+    threadlet = RawThreadlet(weaver.address, pid=(1 << 22) + 1)  # a number that no process of this host has
+    threadlet.welcome()
+    os.kill(weaver.pid, signal.SIGSTOP)
+    threadlet.send("beat", time.time(), 1, "step")
+    time.sleep(1.5 * SILENCE)
+    os.kill(weaver.pid, signal.SIGCONT)
+
+    weaver.gateway().ask("command", kind="pause", target="train_0")
+
+    threadlet.until(lambda frame: frame[0] == "command")
 
 
 def test_a_weaver_that_is_killed_comes_back_with_everything(weaver: WeaverProcess, began: float) -> None:
