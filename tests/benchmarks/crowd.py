@@ -1,8 +1,7 @@
 """Many simulated threadlets in one process: ``python -m tests.benchmarks.crowd ADDRESS`` for a weaver's address.
 
-Each has a connection of its own, says what a real threadlet says as often as that does (a heartbeat a second with
-an account of its time, its device each five), and acknowledges commands as soon as they come. Their turns are
-spread evenly over time.
+Each has a connection of its own, says what a real threadlet says as often as that does, and acknowledges commands
+as soon as they come. Their turns are spread evenly over time.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 from loom.control.address import WeaverAddress, parse_weaver_address
 from loom.control.frame import MAX_FRAME, pack, unpack_all
+from loom.threadlet.link import SHOWN_BY_REPORT
 from loom.threadlet.reporting import DEVICES_INTERVAL
 from loom.wire.length_prefix import FrameSplitter
 from tests.benchmarks.caller import serve
@@ -47,6 +47,9 @@ NOT_FINITE = 1000
 NO_PROCESS = (1 << 22) + 1
 """A process id that Linux gives to none: to the weaver, the crowd is on other hosts."""
 
+BEAT = 1.0
+"""Seconds between two heartbeats."""
+
 V = TypeVar("V")
 
 
@@ -71,8 +74,7 @@ class Crowd:
 
     async def _begin(self) -> None:
         self._background = [
-            asyncio.create_task(self._take_turns(1.0, _Member.beat)),
-            asyncio.create_task(self._take_turns(DEVICES_INTERVAL, _Member.tell_device)),
+            asyncio.create_task(self._take_turns(BEAT / 4, _Member.look)),
         ]
 
     def join(self, count: int, group_size: int | None = None) -> float:
@@ -204,7 +206,9 @@ class _Member(asyncio.Protocol):
         self.seq = 0
         self.stored = 0
         self.lost = False
-        self._began = time.monotonic()
+        self._began = now = time.monotonic()
+        self._beat_at = self._account_at = self._device_at = now
+        self._account_pause = BEAT
         self._random = random.Random(number)
         self._step = self._random.randrange(50)
         self._diverged = number % NOT_FINITE == NOT_FINITE - 1
@@ -220,7 +224,13 @@ class _Member(asyncio.Protocol):
         await asyncio.get_running_loop().create_connection(lambda: self, address.host, address.port)
         instance = f"instance of {self._name}"
         hello = hello_of(
-            address.key, self._name, instance, pid=NO_PROCESS, devices=[self._device], group=self._group
+            address.key,
+            self._name,
+            instance,
+            pid=NO_PROCESS,
+            devices=[self._device],
+            group=self._group,
+            patient=True,
         )
         self._send("hello", hello)
         await self._welcome
@@ -237,6 +247,8 @@ class _Member(asyncio.Protocol):
                 changes = {key: {"old": None, "new": value} for key, value in frame[3].items()}
                 answer = {"ok": True, "reason": None, "changes": changes, "refused": {}}
                 self._send("ack", frame[1], self._step, answer)
+            elif kind == "account_pause":
+                self._account_pause = max(BEAT, frame[1])
             elif kind == "welcome":
                 self._welcome.set_result(None)
             elif kind == "goodbye_stored":
@@ -265,15 +277,30 @@ class _Member(asyncio.Protocol):
                 **({"learning_rate": 0.1} if learning_rate else {}),
             }
             rows.append([self.seq, now, self._step, None, None, metrics, None])
+        self._beat_at = time.monotonic() + SHOWN_BY_REPORT * BEAT
         self._send("status", rows)
+        self._add_what_is_due()
 
-    def beat(self) -> None:
-        self._send("beat", time.time(), self._step or None, "step")
-        lived = time.monotonic() - self._began
-        spent = {"waiting": 0.1, "compute": 0.9 * lived, "lost": 0.0, "checkpoint": 0.05 * lived}
-        self._send("spent", [lived, 0.1, 1, self._step, 0.01, spent])
+    def look(self) -> None:
+        """Send a heartbeat, if one is due."""
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT
+            self._send("beat", time.time(), self._step or None, "step")
+            self._add_what_is_due()
 
-    def tell_device(self) -> None:
+    def _add_what_is_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._account_at:
+            self._account_at = now + self._account_pause
+            lived = now - self._began
+            spent = {"waiting": 0.1, "compute": 0.9 * lived, "lost": 0.0, "checkpoint": 0.05 * lived}
+            self._send("spent", [lived, 0.1, 1, self._step, 0.01, spent])
+        if now >= self._device_at:
+            self._device_at = now + DEVICES_INTERVAL
+            self._tell_device()
+
+    def _tell_device(self) -> None:
         load = self._random.random()
         use = {
             "utilization": load,

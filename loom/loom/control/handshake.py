@@ -221,6 +221,9 @@ class ThreadletHello(Frame, kind="hello"):
     place: str | None = None
     """Where in its session a process began that is none of a proc mesh, as `loom.control.run_start.own_place` says;
     left out on the link if it is None."""
+    patient: bool = False
+    """True if the threadlet takes `loom.control.reports.AccountPause`, and ends without waiting for a last
+    `loom.control.reports.Stored`: a `GoodbyeStored` tells it as much."""
 
     def to_body(self) -> list[Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -295,6 +298,7 @@ class ThreadletHello(Frame, kind="hello"):
             parent=RunParent.read(optional_text(fields, "parent") or ""),
             branch_config=values("branch_config", fields.get("branch_config", {})),
             place=optional_text(fields, "place"),
+            patient=fields.get("patient") is True,
         )
 
 

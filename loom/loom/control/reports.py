@@ -25,6 +25,7 @@ DEVICE_NUMBERS = (
     "ecc_uncorrected",
 )
 """The numbers that are told of a device, by the names of the fields of `loom.devices.DeviceUse`."""
+_NUMBERS = frozenset((int, float, type(None)))
 _OLDEST_NUMBERS = DEVICE_NUMBERS[:4]
 """The numbers that a weaver takes which does not take `ThreadletWelcome.health`."""
 _MAX_REASONS = 16
@@ -83,7 +84,10 @@ class Stored(Frame, kind="stored"):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Frame, kind="beat"):
-    """``["beat", time, step or None, phase]``, from a threadlet, at the interval that the welcome gives."""
+    """``["beat", time, step or None, phase]``, from a threadlet, at the interval that the welcome gives.
+
+    A status report with a step shows as much, so that the next heartbeat may come later, unless the phase changes.
+    """
 
     time: float
     """Seconds since the epoch, by the threadlet's clock."""
@@ -139,7 +143,10 @@ class DeviceReport(Frame, kind="devices"):
 def _read_status(status: Any) -> Mapping[str, Any]:
     if type(status) is not dict:
         raise ProtocolMismatch(f"a device's status is a map, not {status!r:.80}")
-    read: dict[str, object] = {name: _number(name, status.get(name)) for name in DEVICE_NUMBERS}
+    numbers = [status.get(name) for name in DEVICE_NUMBERS]
+    if not _NUMBERS.issuperset(map(type, numbers)):
+        numbers = [_number(name, status.get(name)) for name in DEVICE_NUMBERS]  # which names the one that is none
+    read: dict[str, object] = dict(zip(DEVICE_NUMBERS, numbers, strict=True))
     if (reasons := status.get("throttled")) is not None:
         if type(reasons) is not list or len(reasons) > _MAX_REASONS or {*map(type, reasons)} - {str}:
             raise ProtocolMismatch(f"throttled is a list of reasons, not {reasons!r:.80}")
@@ -304,9 +311,9 @@ _LONGEST = 1e10
 class TimeAccount(Frame, kind="spent"):
     """``["spent", [seconds, first_at or None, first or None, highest or None, open, {reason: seconds}]]``.
 
-    From a threadlet whose weaver takes time accounts, with each heartbeat. Times are seconds since the process
-    began, by its own clock. An account is cumulative: the newest is all that is needed, and one that is lost does
-    no harm.
+    From a threadlet whose weaver takes time accounts, with a heartbeat or a status report, as often as an
+    `AccountPause` says. Times are seconds since the process began, by its own clock. An account is cumulative: the
+    newest is all that is needed, and one that is lost does no harm.
     """
 
     seconds: float
@@ -343,3 +350,10 @@ class TimeAccount(Frame, kind="spent"):
         except (TypeError, ValueError, AttributeError) as error:
             raise cls.mismatch(body, str(error)) from error
         return cls(seconds, first_at, first, highest, open, by_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountPause(Frame, kind="account_pause"):
+    """``["account_pause", seconds]``, to a threadlet: the time from one `TimeAccount` to the next, at least."""
+
+    seconds: float

@@ -47,6 +47,7 @@ from loom.control.handshake import (
 )
 from loom.control.profiles import ProfileRequest
 from loom.control.reports import (
+    AccountPause,
     DeviceFailed,
     DeviceReport,
     Draining,
@@ -184,6 +185,8 @@ BACKOFF = Backoff(first=0.1, most=5.0, jitter=0.5)  # waits before further attem
 WELCOME_TIMEOUT = 10.0  # seconds within which the weaver has to answer a hello
 ROWS = 512  # status reports in one frame
 HIGH_WATER = 1 << 18  # bytes waiting for the socket above which only answers are added
+SHOWN_BY_REPORT = 1.5
+"""Intervals of heartbeats from a status report with a step, which shows the same, to the next heartbeat."""
 MOST_PATIENCE = 300.0
 """Seconds that the patience with a weaver that stores nothing grows to: its disk may be full."""
 
@@ -259,6 +262,11 @@ class WeaverLink:
         self.welcomed = threading.Event()  # set by the first welcome
         self.taken = ""  # the weaver's words on another process that was this replica, at the last attempt
         self._takes_health = False  # whether the connected weaver takes the health of devices
+        self._devices: DeviceReport | None = None  # the newest report on the devices that was not sent
+        self._account_pause = 0.0  # the seconds between two accounts of time, at least
+        # When the next heartbeat, the next account, and a look for what else has changed are due.
+        self._beat_at = self._account_at = self._look_at = 0.0
+        self._told: Phase | None = None  # the phase that the connected weaver knows
         self._failures: dict[
             str, DeviceFailed
         ] = {}  # the failures of devices that no weaver has noted, by their ids
@@ -291,14 +299,9 @@ class WeaverLink:
             self._frames.append(frame)
             self.wake()
 
-    def send_if_idle(self, frame: Frame) -> None:
-        """Send a frame that the next of its kind supersedes, unless other frames still wait."""
-        if not self._frames:
-            self.send(frame)
-
     def report_devices(self, report: DeviceReport) -> None:
-        """Send a report on the devices, unless other frames still wait."""
-        self.send_if_idle(report if self._takes_health else report.numbers())
+        """Send a report on the devices with the next heartbeat or status report, or a newer one in its place."""
+        self._devices = report if self._takes_health else report.numbers()
 
     def report_failure(self, failure: DeviceFailure) -> None:
         """Report the failure of a device at once, and on each further connection until the weaver has noted it."""
@@ -419,6 +422,7 @@ class WeaverLink:
         self._connection = connection = ThreadletConnection(sock, self._wake_receiver)
         # Queue frames from here on, so that a change made after the hello is built is sent after it.
         self._frames.clear()
+        self._devices = None
         self._open = True
         if self._cohort is not None:
             self._cohort.look(wait=True)
@@ -462,35 +466,20 @@ class WeaverLink:
         raise ConnectionOver(f"it did not answer within {WELCOME_TIMEOUT:g} s")
 
     def _serve(self, connection: ThreadletConnection, welcome: ThreadletWelcome) -> None:
-        next_beat = time.monotonic()
+        self._look_at = self._beat_at = self._account_at = time.monotonic()
+        self._account_pause, self._told = 0.0, None
         while True:
             now = time.monotonic()
             while self._frames:
                 self._put(connection, self._frames.popleft(), welcome)
-            more = False
-            if connection.waiting < HIGH_WATER and (rows := self._reports.next_rows(ROWS)):
-                connection.put_rows(rows if welcome.status_types else [row[:7] for row in rows])
-                more = True
-                self._asked = self._asked or now
-            if now >= next_beat or self._beat_due:
-                self._beat_due = False
-                next_beat = now + welcome.beat
-                # The weaver would read a heartbeat only after the bytes that it leaves unread.
-                if self._cohort is not None:
-                    self._look_for_cohort(self._cohort, connection, welcome)
-                if welcome.offers and (offers := self._offers()) != self._offered:
-                    self._offered = offers
-                    connection.put(offers)
-                if connection.waiting < HIGH_WATER:
-                    connection.put(Heartbeat(now_of_system(), *self._beat()))
-                    if welcome.spent:
-                        connection.put(self._account())
-            if self._closing.is_set() and (
-                now >= self._deadline or not (self._frames or more or len(self._reports))
-            ):
+            more = self._tell(connection, welcome, now)
+            unheard = self._reports.unsent if welcome.goodbyes else len(self._reports)
+            if self._closing.is_set() and (now >= self._deadline or not (self._frames or unheard)):
                 self._say_goodbye(connection, welcome)
                 return
-            until = min(next_beat, self._deadline) if self._closing.is_set() else next_beat
+            until = min(self._look_at, self._beat_at)
+            if self._closing.is_set():
+                until = min(until, self._deadline)
             idle = not more or connection.waiting >= HIGH_WATER  # else only poll: further rows can be sent now
             for frame in connection.exchange(max(0.0, until - time.monotonic()) if idle else 0.0):
                 self._take(frame)
@@ -498,13 +487,45 @@ class WeaverLink:
             while self._flushes and not (self._frames or connection.waiting):
                 self._flushes.popleft().set()
 
-    def _look_for_cohort(
-        self, cohort: CohortMember, connection: ThreadletConnection, welcome: ThreadletWelcome
-    ) -> None:
-        cohort.look()
-        if welcome.cohorts and self._place != cohort.place:
-            self._place = cohort.place
-            connection.put(self._place or CohortPlace("", 0, 0))
+    def _tell(self, connection: ThreadletConnection, welcome: ThreadletWelcome, now: float) -> bool:
+        """Send reports and a heartbeat, as far as they are due, and what goes with them; return if reports were."""
+        has_room = connection.waiting < HIGH_WATER  # the weaver would read more only after what it leaves unread
+        rows = self._reports.next_rows(ROWS) if has_room else []
+        if rows:
+            connection.put_rows(rows if welcome.status_types else [row[:7] for row in rows])
+            self._asked = self._asked or now
+            if rows[-1][2] is not None:
+                self._beat_at = now + SHOWN_BY_REPORT * welcome.beat
+        beats = now >= self._beat_at or self._beat_due
+        if now >= self._look_at or self._beat_due:
+            self._beat_due = False
+            self._look_at = now + welcome.beat
+            self._look(connection, welcome)
+            beats = beats or self._beat()[1] is not self._told
+        if beats:
+            self._beat_at = max(self._beat_at, now + welcome.beat)
+        if beats and has_room:
+            step, self._told = self._beat()
+            connection.put(Heartbeat(now_of_system(), step, self._told))
+        if has_room and (beats or rows):
+            if self._devices is not None:
+                connection.put(self._devices)
+                self._devices = None
+            if welcome.spent and now >= self._account_at:
+                self._account_at = now + max(self._account_pause, welcome.beat)
+                connection.put(self._account())
+        return bool(rows)
+
+    def _look(self, connection: ThreadletConnection, welcome: ThreadletWelcome) -> None:
+        """Tell of a change of the process's place in a cohort, and of what it refuses."""
+        if self._cohort is not None:
+            self._cohort.look()
+            if welcome.cohorts and self._place != self._cohort.place:
+                self._place = self._cohort.place
+                connection.put(self._place or CohortPlace("", 0, 0))
+        if welcome.offers and (offers := self._offers()) != self._offered:
+            self._offered = offers
+            connection.put(offers)
 
     def _check_answers(self) -> None:
         """Raise `ConnectionOver` if reports leave and no answer comes: something on the way may lose bytes."""
@@ -529,6 +550,8 @@ class WeaverLink:
                 self._take_command(frame)
             case AppliedByOthers.KIND if self._cohort is not None:
                 self._cohort.hear(AppliedByOthers.from_body(frame).id)
+            case AccountPause.KIND:
+                self._account_pause = AccountPause.from_body(frame).seconds
             case PeerFailures.KIND:
                 self._peers(PeerFailures.from_body(frame))
             case FailureNoted.KIND:
@@ -560,6 +583,8 @@ class WeaverLink:
         connection.put(goodbye)
         self._said = not welcome.goodbyes
         deadline = time.monotonic() + (STORED_WITHIN if welcome.goodbyes else GOODBYE_TIMEOUT)
+        if len(self._reports):  # the answer tells that these are stored, too
+            deadline = max(deadline, self._deadline)
         with contextlib.suppress(OSError, ConnectionOver, ProtocolMismatch):
             while (connection.waiting or not self._said) and (left := deadline - time.monotonic()) > 0:
                 self._said |= any(frame[0] == GoodbyeStored.KIND for frame in connection.exchange(left))

@@ -208,6 +208,12 @@ class KeptReports:
         with self._lock:
             return bool(self._rows) and self._rows[0][0] <= self._sent
 
+    @property
+    def unsent(self) -> bool:
+        """True if there are rows that were not sent on this connection."""
+        with self._lock:
+            return bool(self._rows) and self._rows[-1][0] > self._sent
+
     def stored(self, seq: int) -> None:
         """Drop the rows up to a sequence number."""
         with self._lock:

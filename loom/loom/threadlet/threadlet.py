@@ -407,6 +407,7 @@ class Threadlet(CommandApplier):
             parent=self._parent,
             branch_config={} if (branch := own_branch()) is None else branch.config,
             place=self._place,
+            patient=True,
         )
 
     def _plain_config(self) -> dict[str, Any]:

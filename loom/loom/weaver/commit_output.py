@@ -29,8 +29,8 @@ class CommittedOutput:
     frames: list[tuple[OutboxPeer, Frame | None]] = field(default_factory=list)
     """Frames for threadlets, in order; None closes the connection."""
     events: list[WeaverEvent] = field(default_factory=list)
-    acknowledged: list[GivenCommand] = field(default_factory=list)
-    """Commands with a new acknowledgement, for the callers that wait for one."""
+    acknowledged: dict[str, GivenCommand] = field(default_factory=dict)
+    """Commands with a new acknowledgement, by id, for the callers that wait for one."""
     described: list[Replica] = field(default_factory=list)
     """Replicas that have new handlers, for watchers."""
     stacks: list[tuple[str, Replica]] = field(default_factory=list)

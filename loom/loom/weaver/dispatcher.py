@@ -61,6 +61,8 @@ class CommandDispatcher:
         """Seconds from giving a command to its acknowledgement."""
         self._read: dict[bytes, Acknowledged] = {}
         """Acknowledgements that came last, by their frames."""
+        self._logged: dict[int, tuple[Acknowledgement, Mapping[str, object]]] = {}
+        """The data of the events of acknowledgements that came last, by the identity of these."""
         self._notified: dict[str, tuple[WeaverEvent, set[str]]] = {}
         """For each failed device the event of its failure, and the process instances that were notified."""
 
@@ -370,23 +372,32 @@ class CommandDispatcher:
             command.told.add(cohort)
             self._tell_applied(command, [self._known.replicas[id] for id in command.ranks(cohort)])
         if made.changes:
-            config = {**replica.config, **{key: change.new for key, change in made.changes.items()}}
+            values = {key: change.new for key, change in made.changes.items()}
             with contextlib.suppress(LimitReached):  # the values apply, but are not shown as the configuration
-                self._known.set_description(replica, config=config)
-        about = {"command": command.id, "do": command.kind.value, "by": command.by, "cause": command.event}
-        event = self._known.events.append(
-            now, "applied" if made.ok else "refused", replica.id, **about, **made.to_body()
-        )
+                self._known.keep_config(replica, values, now)
+        kind = "applied" if made.ok else "refused"
+        event = self._known.events.add(now, kind, replica.id, self._data(command, made))
         if made.ok and command.kind in _CAUSES:
             self._known.move(replica, _CAUSES[command.kind], now, event.id)
             if made.step is not None and command.kind is CommandKind.PAUSE:
                 replica.paused_at = max(made.step, replica.paused_at or 0)
 
+    def _data(self, command: GivenCommand, made: Acknowledgement) -> Mapping[str, object]:
+        """Return what an event says of an acknowledgement, one object for all replicas that share it."""
+        shared, data = self._logged.get(id(made), (None, {}))
+        if shared is not made or data["command"] != command.id:
+            about = {"command": command.id, "do": command.kind.value, "by": command.by, "cause": command.event}
+            data = {**about, **made.to_body()}
+            if len(self._logged) >= _MOST_SHARED:
+                self._logged.clear()
+            self._logged[id(made)] = made, data
+        return data
+
     def _acknowledge(self, replica: Replica, id: str, made: Acknowledgement, now: float) -> GivenCommand | None:
         command = self._known.commands.acknowledge(id, replica.id, made)
         if command is not None:
             self._outbox.urgent = True
-            self._outbox.output.acknowledged.append(command)
+            self._outbox.output.acknowledged[command.id] = command
             if (cohort := command.cohorts.get(replica.id)) is not None:
                 ranks = command.ranks(cohort)
                 if not any(one in command.waiting for one in ranks):

@@ -92,9 +92,9 @@ class Registry:
         self._in_procs: dict[tuple[str | None, str], dict[str, None]] = {}
         """The ids of the replicas in each proc mesh, by session and mesh."""
         self._written = now  # when the last commit was, by the weaver's clock
-        self._load()
+        saved = self._load()
         self.runs.load()
-        self._replay(now)
+        self._replay(now, saved)
         self.alerts = Part.ALERTS.load()(self, now)
         self.events.heard = self._hear
 
@@ -145,14 +145,16 @@ class Registry:
     def set_description(
         self, replica: Replica, *, config: Mapping[str, Any] | None = None, handlers: dict[str, str] | None = None
     ) -> None:
-        """Replace a replica's configuration, its handlers, or both. Raise `LimitReached` as `check_description`."""
+        """Replace a replica's configuration, its handlers, or both. Raise `LimitReached` as `check_description`.
+
+        The caller saves the replica, or has the values in the journal.
+        """
         config = replica.config if config is None else config
         handlers = replica.handlers if handlers is None else handlers
         size = self.check_description(replica.id, config, handlers)
         self._described_bytes += size - self._described.get(replica.id, 0)
         self._described[replica.id] = size
         replica.config, replica.handlers = config, handlers
-        self.save(replica)
 
     def describe(self, replica: Replica, hello: ThreadletHello) -> None:
         self.set_description(replica, config=hello.config, handlers=hello.handlers)
@@ -163,7 +165,7 @@ class Registry:
         replica.mesh = hello.mesh
         replica.actors = hello.actors
         replica.injectable, replica.respawns = hello.injectable, hello.respawns
-        replica.announced, replica.hears = hello.announced, hello.hears
+        replica.announced, replica.hears, replica.patient = hello.announced, hello.hears, hello.patient
         replica.offer(hello.offers)
         self._enter_procs(replica)
         self.register_devices(replica, hello.devices)
@@ -223,9 +225,20 @@ class Registry:
     def keep_reports(self, replica: Replica, rows: bytes, now: float) -> None:
         """Write the packed list of a replica's status reports, which are applied already, into the journal."""
         self.store.log(replica.journal_head + rows)
-        if replica not in self._unsaved:
+        if not replica.unsaved:
+            replica.unsaved = True
             self._unsaved[replica] = self.store.journal_id, now
-        self.touch(replica)
+        if self.watching:
+            self._touched[replica] = None
+
+    def keep_config(self, replica: Replica, values: Mapping[str, Any], now: float) -> None:
+        """Set values of a replica's configuration that no report tells of, and write them into the journal.
+
+        Raises:
+            LimitReached: as `check_description`; nothing was set.
+        """
+        self.set_description(replica, config={**replica.config, **values})
+        self.keep_reports(replica, pack_value([[replica.seq, now, None, None, None, {}, values]]), now)
 
     @property
     def journal_id(self) -> int:
@@ -339,8 +352,11 @@ class Registry:
 
     def _put(self, replica: Replica) -> None:
         self._unsaved.pop(replica, None)
+        replica.unsaved = False
         self.runs.save_summary(replica)
-        stored = {**replica.to_dict(), "devices": self.devices.devices_of(replica.id)}
+        # The journal has no values of the configuration up to this row that are newer.
+        stored = {**replica.to_dict(), "journal": self.store.last_row}
+        stored["devices"] = self.devices.devices_of(replica.id)
         self.store.put("replicas", replica.id, stored)
 
     def _forget(self, replica: Replica) -> None:
@@ -405,7 +421,9 @@ class Registry:
             if not there:
                 self._in_procs.pop((replica.session, replica.procs), None)
 
-    def _load(self) -> None:
+    def _load(self) -> Mapping[str, float]:
+        """Load what is stored; return, by replica, the row of the journal up to which it has its configuration."""
+        saved: dict[str, float] = {}
         for uuid, stored in self.store.rows("devices"):
             device, state = Device(**stored["device"]), DeviceState(stored["state"])
             self.devices.restore(device, state, stored["reason"], stored.get("left_by", ()))
@@ -415,6 +433,7 @@ class Registry:
                 self._unused[uuid] = session
         for id, stored in self.store.rows("replicas"):
             replica = self.replicas[id] = Replica.from_dict(stored)
+            saved[id] = stored.get("journal", math.inf)  # an older Loom stored each change at once
             for device in stored["devices"]:
                 self.devices.add(id, self.devices.device(device))
             self._described[id] = len(pack_value([replica.config, replica.handlers]))
@@ -425,28 +444,36 @@ class Registry:
         self._ended = {replica.id: None for replica in sorted(ended, key=lambda replica: replica.changed)}
         for group, stored in sorted(self.store.rows("policies"), key=lambda row: row[1]["time"]):
             self.policy.set(group, stored["action"])
+        return saved
 
-    def _replay(self, now: float) -> None:
+    def _replay(self, now: float, saved: Mapping[str, float]) -> None:
         """Apply the status reports of the journal that are not stored elsewhere yet."""
         for row, entries in self.store.journal():
             for id, of, reports in entries:
                 replica, (instance, label) = self.replicas.get(id), read_origin(of)
                 for report in reports:
-                    seq, time, step, epoch, max_step, metrics, _, *about = report
+                    seq, time, step, epoch, max_step, metrics, config, *about = report
                     self.history.record_again(id, label, row, time, step, metrics)
                     if replica is None:
                         continue
                     if label.partition(AGAIN)[0] == replica.run:
                         self.runs.summarize(replica, step, metrics)
-                    if replica.instance == instance and seq > replica.seq:
+                    if replica.instance != instance:
+                        continue
+                    is_known = not config or row <= saved[id]
+                    if not is_known:
+                        self.set_description(replica, config={**replica.config, **config})
+                    if seq > replica.seq:
                         replica.seq, replica.reported = seq, time
                         replica.step = replica.step if step is None else step
                         replica.epoch = replica.epoch if epoch is None else epoch
                         replica.max_step = replica.max_step if max_step is None else max_step
                         replica.metrics.update(metrics)
                         replica.status_type = about[0] if about else replica.status_type
-                        if replica not in self._unsaved:
-                            self._unsaved[replica] = row, now
+                        is_known = False
+                    if not (is_known or replica.unsaved):
+                        replica.unsaved = True
+                        self._unsaved[replica] = row, now
 
 
 def named(name: str, replicas: Iterable[Replica]) -> Replica | None:
@@ -460,4 +487,5 @@ def named(name: str, replicas: Iterable[Replica]) -> Replica | None:
 
 def _health(status: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the part of a device's status that concerns its health."""
-    return tuple(status.get(name) for name in ("error", "xid", "ecc_uncorrected", "throttled"))
+    get = status.get
+    return get("error"), get("xid"), get("ecc_uncorrected"), get("throttled")

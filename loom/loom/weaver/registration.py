@@ -153,7 +153,7 @@ class ThreadletRegistration:
             self._known.goodput.back(replica.job, replica.id, now)
         else:
             self._known.goodput.registered(replica.job, replica.id, now, last_sign, replica.run or "")
-        replica.account_at = now + self._known.goodput.account_pause
+        replica.account_pause = 0.0
         self._reports.held.discard(replica)
         peer.replica, replica.link, replica.heard = replica, peer, now
         about = {"instance": hello.instance, "host": hello.host, "pid": hello.pid}

@@ -167,8 +167,14 @@ class Replica:
     """The replica's connection; None while it has none."""
     journal_head: bytes = b""
     """The packed beginning of its entries in the journal; see `loom.weaver.storage.store.journal_head`."""
-    account_at: float = 0.0
-    """When the next account of its time is taken."""
+    account_pause: float = 0.0
+    """The seconds that its threadlet leaves between two accounts of its time, as it was told."""
+    unsaved: bool = False
+    """True if its newest status is only in the journal."""
+    unstored: int = 0
+    """Its status reports since the last `loom.control.reports.Stored`."""
+    patient: bool = False
+    """True if its threadlet takes `loom.control.reports.AccountPause`, and waits long for a ``Stored``."""
     heard: float = 0.0
     progress: float = 0.0
     """When the replica was last seen to take a step or to begin to run, by the weaver's clock."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +11,8 @@ from loom.control.commands import FaultRemoved
 from loom.control.frame import MAX_COUNT, MAX_NAME, Frame, pack_value
 from loom.control.handshake import Handlers, Offers
 from loom.control.reports import (
+    MAX_KEPT_REPORTS,
+    AccountPause,
     DeviceReport,
     Draining,
     Heartbeat,
@@ -33,14 +35,17 @@ _STORED_AFTER = 0.25
 Each threadlet has its own time, because a burst to thousands at once would delay commands.
 """
 
-MAX_STORED_AFTER = 1.1
-"""The same if thousands report, so that a frame covers two of the reports that come once a second.
+MAX_STORED_AFTER = {True: 5.0, False: 1.1}
+"""The same if thousands report, so that a frame covers several of the reports that come once a second.
 
-A threadlet that ends waits for `loom.threadlet.threadlet.CLOSE_TIMEOUT`, which is longer.
+A threadlet that is not patient waits for `loom.threadlet.threadlet.CLOSE_TIMEOUT` when it ends, which is longer.
 """
 
-FEW_UNACKNOWLEDGED = 4000
+FEW_UNACKNOWLEDGED = 2000
 """Replicas that wait for a `Stored` frame at once, per second of the time until they get it."""
+
+_MANY_UNSTORED = MAX_KEPT_REPORTS // 8
+"""Reports after which a replica gets a `Stored` frame with the next commit."""
 
 _STEPS_MATTER = frozenset((ReplicaState.REGISTERING, ReplicaState.STALLED, ReplicaState.PAUSED))
 
@@ -72,19 +77,18 @@ class Reports:
         """True if status reports are left to the threadlets, because there is no room for them here."""
         self.held: set[Replica] = set()
         """The replicas that have sent status reports meanwhile. They send them again on their next connection."""
-        self._unacknowledged: OrderedDict[Replica, float] = OrderedDict()
-        """When each replica sent its first report that no `Stored` frame covers yet, the earliest first.
-
-        To take the first of thousands from a dict takes ever longer: it looks at the places of those before it.
-        """
+        self._unacknowledged: dict[bool, deque[tuple[Replica, float]]] = {True: deque(), False: deque()}
+        """Replicas by whether they are patient, and when each sent its first report that no `Stored` covers yet."""
+        self._many: list[Replica] = []
+        """Replicas that get a `Stored` frame at once."""
         self.frequent: dict[str, BodyTaker] = {
             StatusReports.KIND: self._status,
             Heartbeat.KIND: self._beat,
-            TimeAccount.KIND: self._time_account,
         }
         """The takers, by kind, of frames so frequent that an object for each costs too much."""
         self.takers: dict[type[Frame], Taker] = {
             DeviceReport: self._device_status,
+            TimeAccount: self._time_account,
             Handlers: self._handlers,
             Offers: self._offers,
             Registration: self._register,
@@ -101,12 +105,13 @@ class Reports:
 
     def tell_stored(self, now: float) -> None:
         """Send threadlets, after a commit, the number of their last stored report."""
-        after = min(max(_STORED_AFTER, len(self._unacknowledged) / FEW_UNACKNOWLEDGED), MAX_STORED_AFTER)
-        while self._unacknowledged:
-            replica, since = next(iter(self._unacknowledged.items()))
-            if since > now - after:
-                break
-            del self._unacknowledged[replica]
+        due, self._many = self._many, []
+        for patient, waiting in self._unacknowledged.items():
+            after = max(_STORED_AFTER, min(len(waiting) / FEW_UNACKNOWLEDGED, MAX_STORED_AFTER[patient]))
+            while waiting and waiting[0][1] <= now - after:
+                due.append(waiting.popleft()[0])
+        for replica in due:
+            replica.unstored = 0
             if replica.link is not None:
                 self._outbox.send(replica, Stored(replica.seq))
 
@@ -116,7 +121,6 @@ class Reports:
             self.held.add(replica)
             return
         before = replica.seq
-        self._unacknowledged.setdefault(replica, now)
         try:
             self._take_reports(replica, reports, now)
         except (TypeError, ValueError) as error:
@@ -137,6 +141,12 @@ class Reports:
         rows = packed[len(_STATUS) :] if whole else pack_value(reports)
         replica.reported = reports[-1][1]
         self.taken += len(reports)
+        if not replica.unstored:
+            self._unacknowledged[replica.patient].append((replica, now))
+        replica.unstored += len(reports)
+        if replica.unstored >= _MANY_UNSTORED:
+            self._many.append(replica)
+            replica.unstored = 0
         self._known.keep_reports(replica, rows, now)
 
     def _take_reports(self, replica: Replica, reports: list[Row], now: float) -> None:
@@ -192,14 +202,15 @@ class Reports:
         if changed:
             self._known.touch(replica)
 
-    def _time_account(self, replica: Replica, body: Sequence[Any], packed: bytes, now: float) -> None:
-        if now >= replica.account_at:  # others are not even read
-            goodput = self._known.goodput
-            goodput.account(replica.job, replica.id, TimeAccount.from_body(body), now)
-            replica.account_at = now + goodput.account_pause
+    def _time_account(self, replica: Replica, account: TimeAccount, now: float) -> None:
+        self._known.goodput.account(replica.job, replica.id, account, now)
+        if replica.patient and (pause := self._known.goodput.account_pause) != replica.account_pause:
+            replica.account_pause = pause
+            self._outbox.send(replica, AccountPause(pause))
 
     def _handlers(self, replica: Replica, handlers: Handlers, now: float) -> None:
         self._known.set_description(replica, handlers={**replica.handlers, **handlers.types})
+        self._known.save(replica)
         self._outbox.output.described.append(replica)
 
     def _offers(self, replica: Replica, offers: Offers, now: float) -> None:

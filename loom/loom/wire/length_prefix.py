@@ -51,6 +51,13 @@ class FrameSplitter:
         """The bytes after the last frame."""
         return bytes(self._begun)
 
+    def whole(self, data: bytes) -> bytes | None:
+        """Return the frame if the bytes are exactly one, in less time than `feed` takes; None if they are not."""
+        size = len(data) - LENGTH.size
+        if self._begun or size > self.limit or int.from_bytes(data[: LENGTH.size], "big") != size:
+            return None
+        return data[LENGTH.size :]
+
     def feed(self, data: D) -> Iterator[D]:
         """Yield the frames that the bytes complete, as parts of ``data`` if they lie in it whole.
 

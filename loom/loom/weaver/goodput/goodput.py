@@ -15,6 +15,7 @@ The classes have no clock of their own; ``now`` is in seconds since the epoch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 from loom.control.reports import TimeAccount
@@ -32,7 +33,7 @@ MAX_SAMPLES = 600
 """Points in a job's timeline. Beyond that, every second point is dropped and new ones come half as often."""
 
 ACCOUNTS_A_SECOND = 2000
-"""Time accounts taken each second, at most. Taking one costs about 10 µs."""
+"""Time accounts wanted each second, at most. Taking one costs about 10 µs."""
 
 NEW_RUN_AFTER = 600.0
 """Seconds without living replicas after which a job counts as given up, and later replicas as a new run."""
@@ -113,9 +114,9 @@ class Goodput:
 
     @property
     def account_pause(self) -> float:
-        """Seconds from a replica's account to the next one that is taken: of thousands, some are skipped."""
-        # Half a second of slack, because accounts that are due each second may come a little early.
-        return self._slots / ACCOUNTS_A_SECOND - 0.5
+        """Seconds from a replica's account to its next one, at least: a power of two, so that it changes seldom."""
+        needed = self._slots / ACCOUNTS_A_SECOND
+        return float(1 << math.ceil(needed - 1.0).bit_length()) if needed > 1.0 else 0.0
 
     def account(self, job: str, replica: str, account: TimeAccount, now: float) -> None:
         known, slot = self._find(job, replica)

@@ -97,7 +97,9 @@ class Timeline:
     def _answered(self, run: Run, event: WeaverEvent) -> None:
         data, outcome = event.data, _OUTCOMES[event.kind]
         id = data["command"]
-        mark = self._last(run, lambda one: one.get("command") == id)
+        marks = self.of(run)
+        mark = marks[-1] if marks and marks[-1].get("command") == id else None  # as for most of thousands
+        mark = mark or self._last(run, lambda one: one.get("command") == id)
         if mark is None:
             given = self._commands.get(id)
             about: Mark = {"command": id, "do": data["do"], "by": data.get("by") or (given.by if given else None)}
@@ -113,7 +115,8 @@ class Timeline:
             mark["step"] = step if mark["step"] is None else min(mark["step"], step)
             mark["last_step"] = max(mark.get("last_step", step), step)
         for key, change in (data.get("changes") or {}).items():
-            mark["changes"].setdefault(key, {name: _value(one) for name, one in change.items()})
+            if key not in mark["changes"]:
+                mark["changes"][key] = {name: _value(one) for name, one in change.items()}
         if outcome == "refused" and "reason" not in mark:
             mark["reason"] = _short(data.get("reason"))
         self._changed(run, mark)

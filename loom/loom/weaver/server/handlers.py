@@ -214,7 +214,7 @@ class RequestHandler:
 
     def notify(self, output: CommittedOutput) -> None:
         """Wake the operations that wait for what the weaver has committed."""
-        for command in output.acknowledged:
+        for command in output.acknowledged.values():
             if (new := self._acknowledged.pop(command.id, None)) is not None:
                 new.set()
             if command.done and (done := self._commands_done.pop(command.id, None)) is not None:

@@ -23,7 +23,7 @@ import psutil
 
 from loom.control.frame import MAX_FRAME, MAX_HELLO, pack, unpack
 from loom.control.handshake import FirstFrame, Refusal, ThreadletHello
-from loom.errors import AuthenticationError, LoomError
+from loom.errors import AuthenticationError, LoomError, ProtocolMismatch
 from loom.process.identity import identity
 from loom.process.listen import Strangers
 from loom.weaver.connection import FrameConnection
@@ -67,7 +67,10 @@ class IntakeSource(ABC):
 
     @abstractmethod
     def handle(self, data: bytes) -> Iterator[object]:
-        """Handle data in the order in which it was read, in pieces, and yield between two of them."""
+        """Handle data in the order in which it was read, in pieces, and yield between two of them.
+
+        The first piece may be handled before the iteration begins.
+        """
 
     @abstractmethod
     def read(self, more: bool) -> None:
@@ -197,6 +200,9 @@ class Peers:
             connection.close()
 
 
+_NOTHING_MORE: Iterator[None] = iter(())
+
+
 class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
     """The connection of a threadlet. It belongs to the weaver of a user once its hello has shown a key.
 
@@ -257,25 +263,38 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
 
     def handle(self, data: bytes) -> Iterator[None]:
         if self._refused:
-            return
+            return _NOTHING_MORE
+        body = self.splitter.whole(data)
+        if body is None:
+            return self._handle_pieces(data)
+        self._take(body)
+        return _NOTHING_MORE
+
+    def _handle_pieces(self, data: bytes) -> Iterator[None]:
         try:
-            first = True
-            for body in self.splitter.feed(data):
-                if not first:
+            for number, body in enumerate(self.splitter.feed(data)):
+                if number:
                     yield
-                first = False
-                of = self._of
-                if of is None:
-                    of = self._take_hello(unpack(body))
-                else:
-                    of.weaver.receive(self, body, self._users.clock())
-                if self._introduced is None and self.replica is not None:
-                    self._introduce(self.replica)
-                of.plan_commit()
-        except LoomError as error:
+                self._take(body)
+                if self._refused:
+                    return
+        except ProtocolMismatch as error:
             self._refuse(error)
             if self._of is not None:
                 self._of.plan_commit()
+
+    def _take(self, body: bytes) -> None:
+        try:
+            if self._of is None:
+                self._take_hello(unpack(body))
+            else:
+                self._of.weaver.receive(self, body, self._users.clock())
+            if self._introduced is None and self.replica is not None:
+                self._introduce(self.replica)
+        except LoomError as error:
+            self._refuse(error)
+        if self._of is not None:
+            self._of.plan_commit()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._hello_timer.cancel()
@@ -296,14 +315,13 @@ class ThreadletLink(FrameConnection, ThreadletPeer, IntakeSource):
         if self._of is not None:
             self._of.lost(self)
 
-    def _take_hello(self, frame: list[Any]) -> UserWeaver:
+    def _take_hello(self, frame: list[Any]) -> None:
         hello = ThreadletHello.from_body(frame)
         grant = self._users.keys.read(hello.key)
         if grant.user is None:
             raise AuthenticationError("the key is the gateway's: a threadlet shows one of a user or a session")
         self._of = self._users.of(grant.user)
         self._of.weaver.registration.register(self, hello, self._users.clock(), grant.session)
-        return self._of
 
     def _pass_over(self, size: int) -> None:
         """Drop bytes of a refused hello: if they were left unread, the kernel would drop the refusal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,10 @@ class EventStore:
         return bool(self._new or self._amended)
 
     def append(self, time: float, kind: str, replica: str | None = None, **data: Any) -> WeaverEvent:
+        return self.add(time, kind, replica, data)
+
+    def add(self, time: float, kind: str, replica: str | None, data: Mapping[str, Any]) -> WeaverEvent:
+        """Append an event with data that thousands may share, and nobody changes."""
         self.last += 1
         self._grows = self._grows and time >= self._newest
         self._newest = time
@@ -130,8 +134,9 @@ class EventStore:
         self._written, self._new = self._new, []
         self._written_amended, self._amended = self._amended, {}
         new, amended = self._written, self._written_amended
-        packed = [(one.id, one.time, one.kind, one.replica, msgpack.packb(one.data)) for one in new]
-        commit.insert("events", packed)
+        shared = {id(one.data): one.data for one in new}
+        packed = {at: msgpack.packb(data) for at, data in shared.items()}
+        commit.insert("events", [(one.id, one.time, one.kind, one.replica, packed[id(one.data)]) for one in new])
         for event in amended.values():
             commit.execute("UPDATE events SET data = ? WHERE id = ?", msgpack.packb(event.data), event.id)
         if self.last - self._first >= self._keep + self._keep // 100:

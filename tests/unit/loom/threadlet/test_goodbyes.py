@@ -62,6 +62,20 @@ def test_reports_that_are_not_stored_are_sent_again_before_the_goodbye(weaver: F
     assert not closing.is_alive()
 
 
+def test_a_goodbye_that_is_stored_tells_that_the_reports_before_it_are(weaver: FakeWeaver, threadlet: Make) -> None:
+    one = threadlet()
+    connection, _ = weaver.welcome(goodbyes=True)
+    one.publish_status(step=1, metrics={"loss": 1.0})
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    connection.rows(1)
+    connection.expect("bye")
+    stored(connection)
+
+    closing.join(BOUND)
+    assert not closing.is_alive()
+
+
 def test_a_goodbye_that_is_stored_is_said_once(weaver: FakeWeaver, threadlet: Make) -> None:
     one = threadlet()
     connection, _ = weaver.welcome(goodbyes=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import socket
 import threading
@@ -421,18 +422,66 @@ def test_a_fault_in_the_link_is_logged_and_overcome(
     assert "RuntimeError: a fault" in caplog.text
 
 
-def test_a_frame_that_the_next_replaces_waits_behind_no_other(weaver: FakeWeaver, threadlet: Make) -> None:
+def test_the_newest_report_of_the_devices_goes_with_a_status_report(weaver: FakeWeaver, threadlet: Make) -> None:
+    weaver.beat = 2 * BOUND
     made = threadlet()
-    connection, _ = weaver.accept()
-    assert made._link is not None
-    made._link.send(Handlers({"lr": "float"}))
-
-    made._link.send_if_idle(DeviceReport(1.0, {}))
-    connection.send("welcome", {"protocol": 1, "beat": 0.05, "weaver": "w", "seq": 0})
-
-    connection.expect("handlers")
+    connection, _ = weaver.welcome()
     connection.expect("beat")
-    assert not any(frame[0] == "devices" for frame in connection.skipped)
+    assert made._link is not None
+
+    made._link.report_devices(DeviceReport(1.0, {}))
+    made._link.report_devices(DeviceReport(2.0, {}))
+    made.publish_status(step=1)
+
+    assert connection.expect("devices") == ["devices", 2.0, {}]
+    assert [frame[0] for frame in connection.skipped] == ["status"]
+
+
+def test_a_status_report_stands_for_a_heartbeat_unless_the_phase_changes(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHOWN_BY_REPORT", math.inf)
+    made = threadlet()
+    connection, _ = weaver.welcome()
+    assert connection.expect("beat")[3] == "between"
+    made.publish_status(step=1)
+    connection.expect("status")
+    assert connection.expect("beat")[3] == "step"
+
+    for step in (2, 3, 4):
+        time.sleep(2 * weaver.beat)
+        made.publish_status(step=step)
+        connection.rows(1)
+        connection.send("stored", step)
+
+    assert "beat" not in [frame[0] for frame in connection.skipped]
+
+
+def test_a_status_report_without_a_step_stands_for_no_heartbeat(
+    weaver: FakeWeaver, threadlet: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHOWN_BY_REPORT", math.inf)
+    made = threadlet()
+    connection, _ = weaver.welcome()
+    made.publish_status(metrics={"loss": 1.0})
+    connection.expect("status")
+
+    connection.expect("beat")
+
+
+def test_time_is_accounted_for_as_often_as_the_weaver_wants(weaver: FakeWeaver, threadlet: Make) -> None:
+    threadlet()
+    connection, hello = weaver.welcome(spent=True)
+    assert hello["patient"] is True
+    connection.expect("spent")
+    connection.send("account_pause", 2 * BOUND)
+    connection.send("stack", "asked")
+    connection.expect("stack")
+
+    connection.skipped.clear()
+    for _ in range(5):
+        connection.expect("beat")
+    assert sum(frame[0] == "spent" for frame in connection.skipped) <= 1
 
 
 def test_the_end_does_not_wait_for_an_answer_to_hello(

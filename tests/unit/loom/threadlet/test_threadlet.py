@@ -59,6 +59,7 @@ def test_hello_says_who_and_where(weaver: FakeWeaver, threadlet: Make) -> None:
         "respawns": False,
         "cohort": None,
         "hears": True,
+        "patient": True,
         "restarted": 0,
         "offers": [{}, True],
         "start": None,

@@ -406,10 +406,12 @@ def test_a_run_that_lives_keeps_its_vacant_place_while_another_begins(bench: Ben
 
 def test_of_thousands_each_is_heard_less_often(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goodput_module, "ACCOUNTS_A_SECOND", 2)
-    for number in range(8):
+    pauses = []
+    for number in range(9):
         bench.registers(0, f"train_{number}")
+        pauses.append(bench.goodput.account_pause)
 
-    assert bench.goodput.account_pause == 3.5
+    assert pauses == [0, 0, 2, 2, 4, 4, 4, 4, 8]
 
 
 def test_a_process_that_takes_no_step_has_no_goodput(bench: Bench) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loom.control.commands import CommandKind
 from loom.control.operations import ReportEnded
 from loom.errors import ProtocolMismatch, UnknownReplica
 from loom.weaver import reports
@@ -196,10 +197,21 @@ def test_a_replica_that_is_away_is_not_told_what_is_stored(bench: Bench) -> None
 def test_if_thousands_report_several_reports_are_acknowledged_together(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "FEW_UNACKNOWLEDGED", 1)
-    threadlet = Threadlet(bench, "train_0")
-    for seconds, step in ((0.0, 1), (0.9, 2), (1.01, 3)):
+    monkeypatch.setattr(reports, "FEW_UNACKNOWLEDGED", 0.1)
+    old, patient = Threadlet(bench, "train_0"), Threadlet(bench, "train_1", patient=True)
+    for seconds, step in ((0.0, 1), (1.0, 2), (1.11, 3), (4.5, 4), (5.01, 5)):
         bench.now = START + seconds
+        old.step(step)
+        patient.step(step)
+
+    assert [frame for frame in old.told if frame[0] == "stored"] == [["stored", 3]]
+    assert [frame for frame in patient.told if frame[0] == "stored"] == [["stored", 4]]
+
+
+def test_many_reports_of_a_replica_are_acknowledged_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "_MANY_UNSTORED", 3)
+    threadlet = Threadlet(bench, "train_0", patient=True)
+    for step in (1, 2, 3, 4):
         threadlet.step(step)
 
     assert [frame for frame in threadlet.told if frame[0] == "stored"] == [["stored", 3]]
@@ -223,18 +235,56 @@ def test_a_configuration_that_is_what_it_was_is_no_change(bench: Bench) -> None:
     assert bench.event("config")["changes"] == {"learning_rate": {"old": 0.001, "new": 0.002}}
 
 
-def test_of_many_replicas_not_every_account_of_time_is_taken(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_that_a_command_or_a_report_changed_survives_the_weaver(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.sqlite")
+    threadlet = Threadlet(bench, "train_0", config={"learning_rate": 0.1, "seed": 1})
+    threadlet.say("status", [[1, bench.now, 1, None, None, {}, {"learning_rate": 0.2}]])
+    given = bench.weaver.dispatcher.give(
+        CommandKind.UPDATE_CONFIG, {"learning_rate": 0.3}, "train_0", "ann", bench.now
+    )
+    threadlet.ack(given.id, changes={"learning_rate": {"old": 0.2, "new": 0.3}})
+
+    bench.restart()
+
+    assert bench.weaver.known.replicas["train_0"].config == {"learning_rate": 0.3, "seed": 1}
+
+
+def test_a_configuration_in_the_journal_does_not_replace_a_later_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "weaver.sqlite")
+    threadlet = Threadlet(bench, "train_0", config={"learning_rate": 0.1})
+    threadlet.say("status", [[1, bench.now, 1, None, None, {}, {"learning_rate": 0.2}]])
+    Threadlet(bench, "train_0", instance=threadlet.instance, config={"learning_rate": 0.4})
+    bench.commit()
+
+    bench.restart()
+
+    assert bench.weaver.known.replicas["train_0"].config == {"learning_rate": 0.4}
+
+
+def test_of_many_replicas_each_is_told_to_account_for_its_time_less_often(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(goodput, "ACCOUNTS_A_SECOND", 0.5)
-    threadlet = Threadlet(bench, "train_0")
+    patient, old = Threadlet(bench, "train_0", patient=True), Threadlet(bench, "train_1")
     for seconds in (0.5, 1.0):
         bench.now = START + seconds
-        threadlet.say("spent", [seconds, 0.0, 0, 1, 0.0, {"compute": seconds}])
+        for threadlet in (patient, old):
+            threadlet.say("spent", [seconds, 0.0, 0, 1, 0.0, {"compute": seconds}])
 
-    assert bench.weaver.known.goodput.record("train", bench.now).seconds["compute"] == 0.0
-
-    bench.now = START + 2.0
-    threadlet.say("spent", [2.0, 0.0, 0, 1, 0.0, {"compute": 2.0}])
+    assert [frame for frame in patient.told if frame[0] == "account_pause"] == [["account_pause", 4.0]]
+    assert not any(frame[0] == "account_pause" for frame in old.told)
     assert bench.weaver.known.goodput.record("train", bench.now).seconds["compute"] == 2.0
+
+
+def test_an_account_of_time_that_is_none_is_refused_however_soon_it_comes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goodput, "ACCOUNTS_A_SECOND", 0.001)
+    threadlet = Threadlet(bench, "train_0", patient=True)
+    threadlet.say("spent", [1.0, 0.0, 0, 1, 0.0, {"compute": 1.0}])
+
+    with pytest.raises(ProtocolMismatch, match="a time is from 0"):
+        threadlet.say("spent", [1.0, 0.0, 0, 1, 0.0, {"compute": -1.0}])
 
 
 def test_an_unknown_replica_is_named_with_those_that_are_known(bench: Bench) -> None:
