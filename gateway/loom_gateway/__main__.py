@@ -30,10 +30,10 @@ def main() -> None:
 
     from loom.errors import LoomError
     from loom.process.error_exit import report
-    from loom_gateway.settings import command
+    from loom_gateway.settings import GatewaySettings, command
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command(_serve))
+    app.command()(command(_serve, GatewaySettings))
     try:
         app(prog_name="loom serve gateway")
     except LoomError as error:

@@ -29,6 +29,7 @@ from loom_gateway.dashboard import file_routes
 from loom_gateway.dashboard.sign_in import sign_in_routes
 from loom_gateway.exports import Exports
 from loom_gateway.offload import OFFLOAD
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.endpoint import DrainState, Relay
 from loom_gateway.relay.http_tunnel import IDLE, Tunnels
 from loom_gateway.rest.errors import answer_errors
@@ -37,7 +38,7 @@ from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.sessions import session_routes, user_routes
 from loom_gateway.rest.weaver import alias_routes, weaver_routes
 from loom_gateway.rest.weaver_changes import Components, WeaverChanges
-from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.trainer_status import trainer_routes
 from loom_gateway.weaver_process import GatewayWeaver
 from loom_gateway.weaver_socket.endpoint import WeaverSocket
@@ -61,7 +62,7 @@ class Isolation(BaseModel):
     """True if processes of different users can be on one worker."""
 
     @classmethod
-    def of(cls, manager: SessionManager) -> Isolation:
+    def of(cls, manager: SessionDirectory) -> Isolation:
         ids, leases = manager.isolation
         return cls(drivers="user ids" if ids else "none", workers="per user" if leases else "shared")
 
@@ -89,7 +90,8 @@ class Health(BaseModel):
 
 
 def create_app(
-    manager: SessionManager,
+    manager: SessionDirectory,
+    lines: DriverLines,
     access: AccessControl,
     supervisor: GatewayWeaver,
     exports: Exports | None = None,
@@ -100,6 +102,7 @@ def create_app(
     """Return the gateway's application, to be wrapped in an `AccessMiddleware`.
 
     Args:
+        lines: lead to the sessions' drivers.
         exports: those to trackers.
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.
@@ -107,8 +110,6 @@ def create_app(
     """
     weaver = supervisor.client
     access.guard(manager)
-    manager.weaver = supervisor.place
-    manager.weaver_key = lambda user, session: supervisor.keys().of(user, session)
     draining = DrainState(manager)
 
     @asynccontextmanager
@@ -176,11 +177,11 @@ def create_app(
     @app.get("/api/v1/status")
     async def status(request: Request) -> GatewayStatus:
         """Version, workers and sessions of this gateway."""
-        workers = await check_workers(manager.worker_watch.hosts.addresses)
+        workers = await check_workers(manager.workers)
         return GatewayStatus(
             version=__version__,
             workers=workers,
-            workers_missing=manager.worker_watch.missing,
+            workers_missing=manager.workers_missing,
             sessions=len(access.sessions(request.scope["loom.principal"])),
             spare_ready=manager.spare_ready,
             isolation=Isolation.of(manager),
@@ -209,7 +210,7 @@ def create_app(
     app.include_router(trainer_routes(weaver))
     app.include_router(weaver_routes(weaver, access, changes))
     app.include_router(alias_routes(changes))
-    relay = Relay(manager, access, draining)
+    relay = Relay(manager, lines, access, draining)
     app.state.draining = draining
     app.state.access, app.state.weaver = access, weaver
     app.state.tunnels = Tunnels(relay, tunnel_idle, access.budgets)

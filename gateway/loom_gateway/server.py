@@ -18,13 +18,11 @@ import uvicorn
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.process.error_exit import FAILURE
-from loom.process.listen import announce, bracketed, host_and_port, listen, reachable
+from loom.process.listen import announce, bracketed, listen, reachable
 from loom.process.parent_pipe import when_parent_ends
 from loom.token_file import TokenFile, default_path, generate_token
 from loom.tracing import FirstByte
-from loom.weaver.keys import secret_in
 from loom.wings import Part
-from loom.wire.mux import MAX_MESSAGE
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.connections import Acceptor, Connections, HttpProtocol, PortConnection
 from loom_gateway.access.control import AccessControl
@@ -34,63 +32,18 @@ from loom_gateway.access.sign_ins import SignIns
 from loom_gateway.access.token_authority import Issuer, OwnTokenFile, TokenAuthority, TokenMemory
 from loom_gateway.app import create_app
 from loom_gateway.exports import Exports
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
+from loom_gateway.session_hosts.hosts import HostedLines, SessionHosts
+from loom_gateway.session_hosts.line import read_key
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
-from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.state_dir import StateFolder
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
-from loom_gateway.settings import GatewaySettings, LogLevel
-from loom_gateway.weaver_process import GatewayWeaver, RemoteWeaver, WeaverSupervisor
+from loom_gateway.settings import GatewaySettings, LogLevel, SessionSettings
+from loom_gateway.starting import manager_of, own_weaver, remote_weaver, state_folder, workers_of
+from loom_gateway.weaver_process import GatewayWeaver
 from loom_gateway.workers.sources import WorkerHosts, parse_source
-from loom_gateway.workers.watcher import WorkerLeases
-
-SHARE = 4
-"""The largest message is this part of the memory: its bytes and what they are unpickled to are there at once."""
-
-_UNLIMITED = 1 << 60  # version 1 writes a number near 2**63
-
-
-def largest_message() -> int:
-    """Return the largest message that this container's memory allows, `MAX_MESSAGE` at most."""
-    limit = memory_limit()
-    return MAX_MESSAGE if limit is None else min(MAX_MESSAGE, limit // SHARE)
-
-
-def memory_limit(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the smallest limit of this process's control groups (version 1 or 2); None if there is none.
-
-    Within a container, the paths in ``groups`` may be those outside of it, where its own group is at ``root``.
-    """
-    limits = []
-    for hierarchy, names, path in _groups(groups):
-        if hierarchy == "0":
-            limits += _limits(root, path, "memory.max")
-        elif "memory" in names.split(","):
-            limits += _limits(root / "memory", path, "memory.limit_in_bytes")
-    return min(limits, default=None)
-
-
-def _groups(groups: Path) -> list[list[str]]:
-    try:
-        return [line.split(":", 2) for line in groups.read_text().splitlines() if line.count(":") >= 2]
-    except OSError:  # another system than Linux
-        return []
-
-
-def _limits(mount: Path, path: str, name: str) -> list[int]:
-    group = mount / path.strip("/")
-    found = []
-    for folder in (group, *group.parents):
-        if folder == mount or mount in folder.parents:
-            try:
-                limit = int((folder / name).read_text())
-            except (OSError, ValueError):  # another namespace's path, the root, or "max"
-                continue
-            if limit < _UNLIMITED:
-                found.append(limit)
-    return found
-
 
 SWITCH = 0.0005
 """Seconds for which a thread that computes, as one that reads a log does, holds up the event loop each time."""
@@ -98,10 +51,11 @@ SWITCH = 0.0005
 
 def serve(settings: GatewaySettings) -> None:
     """Run a gateway until a signal ends it. Raise a `LoomError` if a setting or a file cannot be used."""
-    if not settings.worker and not settings.workers:
-        raise WrongArguments("a gateway needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
-    remote = _remote_weaver(settings)
-    hosts = WorkerHosts([parse_source(given) for given in settings.worker + settings.workers])
+    hosted = _hosted(settings)
+    workers = None if hosted is not None else workers_of(settings)
+    elsewhere = remote_weaver(settings)
+    if hosted is not None and elsewhere is None:
+        raise WrongArguments("--session-host needs --weaver, the one that the session hosts have, too")
     ids = DriverIds.of(settings.driver_uids) if settings.driver_uids else None
     listener = listen(settings.host, settings.port, "choose another with --port (0 picks one)")
     if ids is not None:
@@ -112,46 +66,32 @@ def serve(settings: GatewaySettings) -> None:
     own = _own_token(settings) or generated
     file = TokenFile(settings.tokens or default_path())
     audit = Audit(settings.audit, settings.audit_size, required=settings.audit_required)
-    folder = _state_folder(settings, listener.getsockname()[1])
+    folder = state_folder(settings, listener.getsockname()[1])
     known = TokenMemory(None if folder is None else os.path.join(folder.path, "tokens.json"))
     if not known.any:
         file.read()  # that a new gateway cannot read it is a mistake in its options
     authority = TokenAuthority(own, file, _issuer(settings), known)
-    sign_ins = SignIns(None if folder is None else os.path.join(folder.path, "page.json"))
+    page = None if folder is None else os.path.join(folder.path, "page.json")
+    sign_ins = SignIns(page, secret=None if hosted is None else hosted.secret_of("page"))
+    if hosted is not None:
+        sign_ins.share = hosted.share_signed_out
+        hosted.signed_out, hosted.learn_signed_out = lambda: sign_ins.ended, sign_ins.learn
     access = AccessControl(authority, settings, audit, settings.allow_origin, sign_ins)
-    max_message = largest_message() if settings.max_message is None else settings.max_message
-    manager = SessionManager(
-        hosts,
-        settings.session_linger,
-        folder,
-        settings.exit_with_parent,
-        [
-            *("--max-message", str(max_message or MAX_MESSAGE)),
-            *("--max-in-flight", str(settings.max_in_flight)),
-            *("--worker-patience", str(settings.worker_patience)),
-            *("--most", str(settings.session_max)),
-            *("--idle", str(settings.session_idle)),
-            *("--keep-results", str(settings.keep_results)),
-        ],
-        settings.workers_timeout,
-        ids,
-        WorkerLeases(settings.workers_per_user) if settings.workers_per_user else None,
-    )
-    manager.end_sessions |= settings.end_sessions
-    weaver = remote or WeaverSupervisor(
-        manager.folder.weaver,
-        manager.worker_watch.there,
-        settings.weaver_listen,
-        settings.weaver_advertise,
-        manager.exit_with_gateway,
-        settings.session_linger,
-        ids is not None,
-        Part.ALERT_OPERATOR.load()
-        .made(settings.alert_mail, settings.alert_network, _page(settings, listener.getsockname()[1]))
-        .write,
-    )
+    sessions: SessionDirectory
+    lines: DriverLines
+    if workers is not None:
+        operator = Part.ALERT_OPERATOR.load().made(
+            settings.alert_mail, settings.alert_network, _page(settings, listener.getsockname()[1])
+        )
+        sessions = manager = manager_of(settings, workers, folder, ids)
+        lines, weaver = DriverLines(manager), elsewhere or own_weaver(settings, manager, operator.write)
+        manager.use(weaver.place, weaver.keys)
+    else:
+        assert hosted is not None
+        assert elsewhere is not None
+        sessions, lines, weaver = hosted, HostedLines(hosted), elsewhere
     if settings.exit_with_parent:
-        when_parent_ends(lambda: _abandon(manager, weaver))
+        when_parent_ends(lambda: _abandon(sessions, weaver))
     exports = Exports.checked(
         settings.export,
         settings.export_project,
@@ -160,23 +100,29 @@ def serve(settings: GatewaySettings) -> None:
         lambda: weaver.keys().gateway(),
     )
     allowed = AllowedHosts(listener.getsockname()[0], settings.allow_host, bool(settings.trusted_proxy))
-    _Server(settings, generated, manager, access, weaver, exports, allowed).run(sockets=[listener])
+    _Server(settings, generated, sessions, lines, access, weaver, exports, allowed).run(sockets=[listener])
 
 
-def _remote_weaver(settings: GatewaySettings) -> RemoteWeaver | None:
-    """Return the weaver elsewhere that the settings name; None if there is none."""
-    if settings.weaver is None:
-        if settings.weaver_secret is not None:
-            raise WrongArguments("--weaver-secret needs --weaver, the address of the weaver that it belongs to")
+_OF_HOSTS = {
+    *SessionSettings.__dataclass_fields__,
+} - {"state_dir", "drain", "log_level", "exit_with_parent", "weaver", "weaver_secret"}
+"""The settings that a gateway leaves to its session hosts."""
+
+
+def _hosted(settings: GatewaySettings) -> SessionHosts | None:
+    """Return the session hosts that the settings name; None if they name none."""
+    if not settings.session_host:
+        if settings.host_key is not None:
+            raise WrongArguments("--host-key needs --session-host, the address of a session host that has it, too")
         return None
-    for name in ("weaver_listen", "weaver_advertise", "alert_mail", "alert_network", "alert_page"):
-        if getattr(settings, name):
-            word, theirs = name.replace("_", "-"), name.removeprefix("weaver_").replace("_", "-")
-            raise WrongArguments(f"--{word} is of the gateway's own weaver: give --{theirs} to `loom serve weaver`")
-    if settings.weaver_secret is None:
-        raise WrongArguments("--weaver needs --weaver-secret, the file that `loom serve weaver` has, too")
-    host_and_port(settings.weaver, "the address of a weaver for --weaver: write HOST:PORT")
-    return RemoteWeaver(settings.weaver, secret_in(settings.weaver_secret))
+    given = [name for name in sorted(_OF_HOSTS) if getattr(settings, name) != getattr(GatewaySettings(), name)]
+    if given:
+        word = given[0].replace("_", "-")
+        raise WrongArguments(f"--{word} is of the session hosts: give it to `loom serve sessions`")
+    if settings.host_key is None:
+        raise WrongArguments("--session-host needs --host-key, the file that `loom serve sessions` has, too")
+    hosts = WorkerHosts([parse_source(one) for one in settings.session_host])
+    return SessionHosts(hosts, read_key(settings.host_key))
 
 
 def _page(settings: GatewaySettings, port: int) -> str:
@@ -231,21 +177,12 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
         ) from error
 
 
-def _state_folder(settings: GatewaySettings, port: int) -> StateFolder | None:
-    """Return the state folder for drivers that outlive this process; None if none should."""
-    # Only Linux can tell reliably whether a process is the one that was started.
-    separate = settings.driver_uids is not None
-    if sys.platform != "linux" or (settings.exit_with_parent and settings.state_dir is None and not separate):
-        return None
-    return StateFolder.open(settings.state_dir or default_state_dir(port, separate), separate)
-
-
 def _export_folder(settings: GatewaySettings, port: int) -> Path:
     """Return the folder of files that trackers keep, which stays when a gateway has no state folder."""
     return Path(settings.state_dir or default_state_dir(port, settings.driver_uids is not None)) / "export"
 
 
-def _abandon(manager: SessionManager, weaver: GatewayWeaver) -> None:
+def _abandon(manager: SessionDirectory, weaver: GatewayWeaver) -> None:
     """End at once. The drivers end with this process, and the sessions' processes with them."""
     weaver.abandon()
     manager.abandon()
@@ -257,7 +194,8 @@ class _Server(uvicorn.Server):
         self,
         settings: GatewaySettings,
         generated: str,
-        manager: SessionManager,
+        manager: SessionDirectory,
+        lines: DriverLines,
         access: AccessControl,
         supervisor: GatewayWeaver,
         exports: Exports,
@@ -269,7 +207,7 @@ class _Server(uvicorn.Server):
         self._supervisor = supervisor
         page_path = f"/{settings.page_path.strip('/')}/" if settings.page_path.strip("/") else "/"
         self._app = create_app(
-            manager, access, supervisor, exports, settings.tunnel_idle, settings.injectable, page_path
+            manager, lines, access, supervisor, exports, settings.tunnel_idle, settings.injectable, page_path
         )
         self._draining: Future[None] | None = None  # set by the first SIGTERM
         level = settings.log_level

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -43,42 +43,8 @@ def _option(default: Any, text: str | None = None, **options: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The limits of a gateway; 0 means no limit."""
-
-    max_message: int | None = _option(
-        None, "Bytes of one message; 0: 16 GiB. Default: a quarter of the container's memory.", min=0
-    )
-    max_sessions: int = _option(32, "Sessions of one user; 0: no limit.", min=0)
-    max_in_flight: int = _option(100_000, "Unanswered operations of one user, in all sessions; 0: no limit.", min=0)
-    keep_results: int = _option(
-        4 << 30, "Bytes of one user's results on the disk for clients that are away; 0: no limit.", min=0
-    )
-    max_connections: int = _option(0, "Connections; 0: as many as there are descriptors for.", min=0)
-    max_connections_per_address: int = _option(
-        512, "Connections of one address on which no good token has come; 0: no limit.", min=0
-    )
-    max_connections_per_user: int = _option(
-        4096, "Connections of one user with a request under way, at most half of all; 0: half of all.", min=0
-    )
-    connection_rate: float = _option(
-        100.0, "REST requests a second of a user, and requests without a good token, from one address.", min=0
-    )
-    login_failures: int = _option(20, "Wrong tokens from one address within --login-window.", min=0)
-    login_window: float = _option(60.0, metavar="SECONDS", min=0)
-
-    def __post_init__(self) -> None:
-        for limit in fields(Limits):
-            value = getattr(self, limit.name)
-            if value is not None and not 0 <= value < math.inf:
-                raise WrongArguments(f"{_word(limit)} is a number from 0 on")
-        if not self.login_window:
-            raise WrongArguments("--login-window is larger than 0")
-
-
-@dataclass(frozen=True)
-class GatewaySettings(Limits):
-    """The settings of a gateway."""
+class SessionSettings:
+    """The settings of whoever starts drivers: a session host, or a gateway with sessions of its own."""
 
     worker: list[str] = _option([], "Address of a worker; once for each.", metavar="[MESH=]tcp://HOST:PORT")
     workers: list[str] = _option(
@@ -87,8 +53,6 @@ class GatewaySettings(Limits):
         "line.",
         metavar="[MESH=]SOURCE",
     )
-    host: str = _option("127.0.0.1", "Address to listen on.")
-    port: int = _option(8470, "Port to listen on; 0 picks a free one.", min=0, max=65535)
     workers_timeout: float = _option(
         60.0, "How long a new session waits for workers to be found.", metavar="SECONDS", min=0
     )
@@ -100,12 +64,6 @@ class GatewaySettings(Limits):
     )
     workers_per_user: int = _option(
         0, "Workers that each user with sessions has alone; 0: all users share all workers.", min=0
-    )
-    token: str | None = _option(
-        None, "The token that clients must present. Generated and printed if none is given.", envvar="LOOM_TOKEN"
-    )
-    token_file: Path | None = _option(
-        None, "File with the token in its place, which is read again when it changes.", metavar="FILE"
     )
     session_linger: float = _option(
         3600.0,
@@ -126,9 +84,6 @@ class GatewaySettings(Limits):
         "and no replica makes steps. Also with clients and with persist; they are warned before. 0 means any time.",
         metavar="SECONDS",
         min=0,
-    )
-    tunnel_idle: float = _option(
-        60.0, "How long a client over HTTP may go without a poll.", metavar="SECONDS", min=1
     )
     state_dir: str | None = _option(
         None,
@@ -165,13 +120,98 @@ class GatewaySettings(Limits):
     weaver_advertise: str | None = _option(
         None, "The weaver's host as training processes see it, if it is another.", metavar="HOST"
     )
+    log_level: LogLevel = _option(
+        LogLevel.warning, "debug, info, warning or error; the log goes to stderr.", metavar="LOG_LEVEL"
+    )
+    exit_with_parent: bool = _option(False, _EXIT_WITH_PARENT)
+    max_message: int | None = _option(
+        None, "Bytes of one message; 0: 16 GiB. Default: a quarter of the container's memory.", min=0
+    )
+    max_in_flight: int = _option(100_000, "Unanswered operations of one user, in all sessions; 0: no limit.", min=0)
+    keep_results: int = _option(
+        4 << 30, "Bytes of one user's results on the disk for clients that are away; 0: no limit.", min=0
+    )
+
+    def arguments(self) -> list[str]:
+        """Return the command line for these settings, without a token: every user could read it there."""
+        arguments = []
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name == "token" or value == _default(setting):
+                continue
+            if value is True:
+                arguments.append(_word(setting))
+                continue
+            for one in value if isinstance(value, list) else [value]:
+                arguments += [_word(setting), str(getattr(one, "value", one))]
+        return arguments
+
+    def __post_init__(self) -> None:
+        _check_limits(self)
+
+
+@dataclass(frozen=True)
+class SessionHostSettings(SessionSettings):
+    """The settings of a session host."""
+
+    listen: str = _option("127.0.0.1:8472", "Where gateways connect; port 0 picks a free one.", metavar="HOST:PORT")
+    host_key: Path | None = _option(
+        None, "File with the key that session hosts and their gateways share, a line.", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a gateway; 0 means no limit."""
+
+    max_sessions: int = _option(32, "Sessions of one user; 0: no limit.", min=0)
+    max_connections: int = _option(0, "Connections; 0: as many as there are descriptors for.", min=0)
+    max_connections_per_address: int = _option(
+        512, "Connections of one address on which no good token has come; 0: no limit.", min=0
+    )
+    max_connections_per_user: int = _option(
+        4096, "Connections of one user with a request under way, at most half of all; 0: half of all.", min=0
+    )
+    connection_rate: float = _option(
+        100.0, "REST requests a second of a user, and requests without a good token, from one address.", min=0
+    )
+    login_failures: int = _option(20, "Wrong tokens from one address within --login-window.", min=0)
+    login_window: float = _option(60.0, metavar="SECONDS", min=0)
+
+    def __post_init__(self) -> None:
+        _check_limits(self)
+        if not self.login_window:
+            raise WrongArguments("--login-window is larger than 0")
+
+
+@dataclass(frozen=True)
+class GatewaySettings(Limits, SessionSettings):
+    """The settings of a gateway."""
+
+    session_host: list[str] = _option(
+        [],
+        "Serve the sessions of this session host, and start none here; for each, or dns://SERVICE:PORT?count=N "
+        "or file:PATH, with an address a line.",
+        metavar="tcp://HOST:PORT",
+    )
+    host_key: Path | None = _option(
+        None, "File with the key that session hosts and their gateways share, a line.", metavar="FILE"
+    )
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8470, "Port to listen on; 0 picks a free one.", min=0, max=65535)
+    token: str | None = _option(
+        None, "The token that clients must present. Generated and printed if none is given.", envvar="LOOM_TOKEN"
+    )
+    token_file: Path | None = _option(
+        None, "File with the token in its place, which is read again when it changes.", metavar="FILE"
+    )
+    tunnel_idle: float = _option(
+        60.0, "How long a client over HTTP may go without a poll.", metavar="SECONDS", min=1
+    )
     injectable: bool = _option(
         False,
         "Allow `loom inject` to inject failures into the gateway, its weaver and its drivers.",
         envvar="LOOM_INJECTABLE",
-    )
-    log_level: LogLevel = _option(
-        LogLevel.warning, "debug, info, warning or error; the log goes to stderr.", metavar="LOG_LEVEL"
     )
     tokens: Path | None = _option(
         None, "File of `loom token`. Default: LOOM_TOKENS, or the user's.", metavar="FILE"
@@ -244,31 +284,28 @@ class GatewaySettings(Limits):
     audit: Path | None = _option(None, "Record the actions of clients, as JSON lines.", metavar="FILE")
     audit_size: int = _option(64 << 20, "Size of one audit file.", metavar="BYTES", min=1)
     audit_required: bool = _option(False, "Refuse what cannot be written into the audit.")
-    exit_with_parent: bool = _option(False, _EXIT_WITH_PARENT)
-
-    def arguments(self) -> list[str]:
-        """Return the command line for these settings, without the token: every user could read it there."""
-        arguments = []
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.name == "token" or value == _default(setting):
-                continue
-            if value is True:
-                arguments.append(_word(setting))
-                continue
-            for one in value if isinstance(value, list) else [value]:
-                arguments += [_word(setting), str(getattr(one, "value", one))]
-        return arguments
 
 
-def command(run: Callable[[GatewaySettings], None]) -> Callable[..., None]:
-    """Return a function for Typer with an option for each setting. The docstring is that of ``run``."""
-    types = get_type_hints(GatewaySettings)
+def _check_limits(settings: SessionSettings | Limits) -> None:
+    """Raise `WrongArguments` for a limit that is no number from 0 on."""
+    names = {*Limits.__dataclass_fields__, "max_message", "max_in_flight", "keep_results"}
+    for limit in fields(settings):
+        value = getattr(settings, limit.name)
+        if limit.name in names and value is not None and not 0 <= value < math.inf:
+            raise WrongArguments(f"{_word(limit)} is a number from 0 on")
+
+
+S = TypeVar("S", bound=SessionSettings)
+
+
+def command(run: Callable[[S], None], kind: type[S]) -> Callable[..., None]:
+    """Return a function for Typer with an option for each setting of a kind. The docstring is that of ``run``."""
+    types = get_type_hints(kind)
     # Typer shows the options in this order: those that every gateway needs come before the limits.
-    settings = sorted(fields(GatewaySettings), key=lambda setting: setting.name in Limits.__dataclass_fields__)
+    settings = sorted(fields(kind), key=lambda setting: setting.name in Limits.__dataclass_fields__)
 
     def with_options(**options: Any) -> None:
-        run(GatewaySettings(**options))
+        run(kind(**options))
 
     def parameter(setting: Field[Any]) -> inspect.Parameter:
         # An explicit word for a flag; otherwise Typer would add a --no-… option.

@@ -31,6 +31,9 @@ OF_RUNS = frozenset(("runs", "alerts"))
 OF_ACCESS = frozenset(("context", "token"))
 """First words of the commands that have the page about contexts and tokens."""
 
+OF_SERVERS = frozenset(("serve", "up"))
+"""First words of the commands that have the page about a cluster's processes."""
+
 OF_SLURM = frozenset(("slurm",))
 """First words of the commands that have the page about Slurm."""
 
@@ -62,12 +65,20 @@ OF_TIMING = frozenset(("analyze", "trace", "tune"))
 CLUSTER = """\
 # The command line
 
-This page has the commands for clusters and sessions; there are others about [contexts and tokens](cli-access.md),
+This page has the commands for sessions; there are others about [a cluster's processes](cli-serve.md),
+[contexts and tokens](cli-access.md),
 [Slurm](cli-slurm.md), [training](cli-training.md), [runs and alerts](cli-runs.md), [histories](cli-history.md),
 [failures on purpose](cli-faults.md), [devices, meshes and processes](cli-devices.md) and
 [where time goes](cli-timing.md). `loom --help` and `loom COMMAND --help` print the same, `loom --version` the
 version. Every command has the same [exit codes](exit-codes.md). A table folds what is too wide for the terminal; in
 a file or a pipe, each row is one line. `tests/support/cli_page.py` writes these pages.
+"""
+
+SERVERS = """\
+# The command line for a cluster's processes
+
+These commands run [workers and gateways](../deploy/cluster.md), [session hosts](../deploy/session-hosts.md) and
+weavers, until Ctrl-C ends them. [The gateway's options](gateway.md) are there by subject, too.
 """
 
 ACCESS = """\
@@ -176,6 +187,7 @@ def _begins(name: str) -> str:
     """The beginning of the page that has a command."""
     word = name.split()[1]
     pages = {
+        SERVERS: OF_SERVERS,
         ACCESS: OF_ACCESS,
         TRAINING: OF_TRAINING,
         RUNS: OF_RUNS,
@@ -190,6 +202,7 @@ def _begins(name: str) -> str:
 
 PAGES = {
     ROOT / "docs" / "reference" / "cli.md": CLUSTER,
+    ROOT / "docs" / "reference" / "cli-serve.md": SERVERS,
     ROOT / "docs" / "reference" / "cli-access.md": ACCESS,
     ROOT / "docs" / "reference" / "cli-training.md": TRAINING,
     ROOT / "docs" / "reference" / "cli-runs.md": RUNS,

@@ -27,6 +27,7 @@ SOURCES = ("loom/loom", "gateway/loom_gateway", "proxy/loom_proxy")
 
 CLI_PAGES = (
     "cli",
+    "cli-serve",
     "cli-access",
     "cli-training",
     "cli-runs",

@@ -39,8 +39,8 @@ from loom_gateway.access.rate_limits import ADDRESSES, Allowances, address_key
 from loom_gateway.access.sessions import Principal, SessionAccess
 from loom_gateway.access.sign_ins import SignIn, SignIns
 from loom_gateway.access.token_authority import KeyWanted, SignedToken, TokenAuthority
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.ended_sessions import EndedSession
-from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession
 from loom_gateway.settings import Limits
 
@@ -351,7 +351,7 @@ class AccessControl(SessionAccess):
             self.audit.put("cut off", principal.token, principal.peer, message=str(error))
             tasks.run("disconnect a client", connection.disconnect(error))
 
-    async def watch(self, manager: SessionManager) -> None:
+    async def watch(self, manager: SessionDirectory) -> None:
         """Disconnect clients that may not stay, and end the sessions of revoked tokens. Never returns."""
         while True:
             await asyncio.sleep(TICK)

@@ -12,8 +12,8 @@ from loom.errors import LimitReached, NotFound, ScopeError, UnknownSession, Wron
 from loom.token_file import ADMIN, SCOPES, Token
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.sign_ins import SignIn
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.ended_sessions import EndedSession
-from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession
 
 SHARED_SCOPES = SCOPES[:-1]
@@ -59,9 +59,9 @@ class SessionAccess:
 
     def __init__(self, audit: Audit) -> None:
         self.audit = audit
-        self._manager: SessionManager
+        self._manager: SessionDirectory
 
-    def guard(self, manager: SessionManager) -> None:
+    def guard(self, manager: SessionDirectory) -> None:
         """Decide about the sessions of a manager from now on."""
         self._manager = manager
 

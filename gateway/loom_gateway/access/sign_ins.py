@@ -73,6 +73,7 @@ class SignIns:
 
     Args:
         path: a file in the state folder, for the next gateway; None: sign-ins last as long as this one.
+        secret: the secret of several gateways, each of which takes the others' sign-ins; by default its own.
         clock: returns the time of day, in seconds since the epoch.
         steady: returns seconds, and never jumps; that clock, if another than the machine's is given.
     """
@@ -82,6 +83,7 @@ class SignIns:
         path: str | None = None,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self._path = path
         self._clock = clock
@@ -93,6 +95,19 @@ class SignIns:
         self._codes: dict[str, _Code] = {}  # by the digest of the code
         if path is not None:
             self._read(path)
+        self._secret = secret or self._secret
+        self.share: Callable[[Mapping[str, float]], object] = lambda ended: None
+        """Is given the ids of sign-ins that have ended here, and when each would have expired."""
+
+    @property
+    def ended(self) -> Mapping[str, float]:
+        """The ids of the sign-ins that have ended before their time, and when each would have expired."""
+        return dict(self._ended)
+
+    async def learn(self, ended: Mapping[str, float]) -> None:
+        """Refuse sign-ins that have ended at another gateway. The disk does not hold up the event loop."""
+        if new := {id: expires for id, expires in ended.items() if id not in self._ended}:
+            await self._note(new)
 
     def _read(self, path: str) -> None:
         try:
@@ -167,7 +182,12 @@ class SignIns:
             # A time of day that has jumped, and goes back, would make what was ended good again.
             if expires <= now and self._noted.setdefault(id, steady) + LASTS <= steady:
                 del self._ended[id], self._noted[id]
-        self._ended[sign_in.id], self._noted[sign_in.id] = sign_in.expires, steady
+        self.share({sign_in.id: sign_in.expires})
+        await self._note({sign_in.id: sign_in.expires})
+
+    async def _note(self, ended: Mapping[str, float]) -> None:
+        self._ended.update(ended)
+        self._noted.update(dict.fromkeys(ended, self._steady()))
         async with self._writing:
             await asyncio.to_thread(self._write, dict(self._ended))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,19 +20,18 @@ from typing import TypeAlias
 
 from starlette.types import Receive, Scope, Send
 
-from loom.errors import GatewayDraining, LoomError, ProtocolMismatch, SessionRestarted
-from loom.process import tasks
-from loom.wire.bodies import Notice, OpenSession
+from loom.errors import GatewayDraining, LoomError, ProtocolMismatch
+from loom.wire.bodies import Notice
 from loom.wire.frames import decode_frame, pack_texts
 from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl, scope_of
 from loom_gateway.access.sessions import Principal
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.links import ClientSocket, DriverLink
-from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
-from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.sessions.session import SessionState, UserSession
+from loom_gateway.sessions.directory import SessionDirectory
+from loom_gateway.sessions.session import UserSession
 
 SendFrame: TypeAlias = Callable[..., None]  # sends a client a frame, given in pieces
 
@@ -41,7 +39,7 @@ SendFrame: TypeAlias = Callable[..., None]  # sends a client a frame, given in p
 class DrainState:
     """The state of draining, and the clients to notify."""
 
-    def __init__(self, manager: SessionManager) -> None:
+    def __init__(self, manager: SessionDirectory) -> None:
         self._manager = manager
         self._clients: set[SendFrame] = set()
         self._until: float | None = None  # None until draining begins
@@ -101,7 +99,6 @@ class DrainState:
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT = 10.0  # seconds that a client has to send its hello
-EXIT_TIMEOUT = 5.0  # seconds that a driver's exit code has to arrive after its socket has closed
 DISCONNECT_TIMEOUT = 5.0  # seconds that a client has to receive the reason for its disconnection
 
 MAX_HELLO = 64 << 10
@@ -113,17 +110,19 @@ CLOSE_SUPERSEDED = 4001
 
 
 class Relay:
-    """The ASGI application of the path ``/ws/v1``."""
+    """The ASGI application of the path ``/ws/v1``. ``lines`` lead to the sessions' drivers."""
 
     def __init__(
         self,
-        manager: SessionManager,
+        manager: SessionDirectory,
+        lines: DriverLines,
         access: AccessControl,
         draining: DrainState,
     ) -> None:
         self._manager = manager
         self._access = access
         self._draining = draining
+        self._lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
@@ -133,18 +132,15 @@ class Relay:
         session: UserSession | None = None
         link: DriverLink | None = None
         try:
-            with _cancelled_by(socket.gone):
+            with cancelled_by(socket.gone):
                 hello_frame = await _first_frame(receive)
                 if hello_frame is None:
                     return
-                hello = _read_hello(hello_frame)
+                hello = read_hello(hello_frame)
                 session = await self._access.check_hello(principal, hello)
                 session = session or await self._open(principal, hello.opening)
                 session.greeted += 1
-                guest = self._access.guest(principal, session)
-                while link is None:
-                    await self._manager.settled(session)
-                    link = await self._greet(session, hello, hello_frame, guest)
+                link = await self._lines.greet(session, hello, hello_frame, self._access.guest(principal, session))
                 if not await self._is_welcome(session, link, send):
                     return
             await self._relay(session, link, hello, principal, socket, receive, send)
@@ -158,13 +154,7 @@ class Relay:
                 link.close()
             if session is not None:
                 session.greeted -= 1
-                self._end_if_unknown(session, socket)
-
-    def _end_if_unknown(self, session: UserSession, socket: ClientSocket) -> None:
-        """End a session that never opened, unless its client asks for it on another connection."""
-        if session.state is SessionState.STARTING and not session.greeted:
-            why = "its client left before it was open" if socket.gone.done() else "it could not be opened"
-            tasks.run("end a session", self._manager.end(session, why))
+                self._lines.left(session, socket.gone.done())
 
     async def _open(self, principal: Principal, opening: str) -> UserSession:
         """Return a new session, or the one that an earlier hello has opened whose answer did not arrive."""
@@ -176,69 +166,13 @@ class Relay:
         with self._access.opening(principal):
             return await self._manager.create(principal.token.id, user, opening)
 
-    async def _greet(
-        self, session: UserSession, hello: Hello, hello_frame: bytes, guest: str | None
-    ) -> DriverLink | None:
-        """Connect to a session's driver, and wait for its answer to a hello.
-
-        Return None if the driver has died, and the hello is one for the next driver, too.
-        """
-        try:
-            link = await self._connect(session, hello_frame, guest)
-        except SessionRestarted:
-            if hello.stream:
-                raise
-            return None
-        try:
-            link.answer = await link.next()
-            anew = link.answer is None and link.error is None and not hello.stream
-            if not (anew and await _await_exit(session, link.driver) and link.driver.leaves_functions):
-                return link
-        except BaseException:
-            link.close()
-            raise
-        link.close()
-        return None
-
-    async def _connect(self, session: UserSession, hello_frame: bytes, guest: str | None) -> DriverLink:
-        """Connect to a session's driver, and pass on the client's hello and, of a guest, the user."""
-        if guest is not None and not session.driver.record.knows_users:
-            raise ProtocolMismatch(
-                f"session {session.name!r} is of an older Loom, whose driver would let a guest end it: ask "
-                f"{session.user!r} to open a new one"
-            )
-        loop = asyncio.get_running_loop()
-        sock, driver = socket.socket(socket.AF_UNIX), session.driver
-        try:
-            sock.setblocking(False)
-            await loop.sock_connect(sock, driver.files.socket)
-            # A driver with a user id of its own could lead its socket's name to another driver.
-            driver.check_peer(sock)
-            _, link = await loop.create_unix_connection(lambda: DriverLink(session.traffic), sock=sock)
-            link.driver = driver
-        except (OSError, NotOurDriver) as error:
-            sock.close()
-            if not await _await_exit(session, driver):
-                await self._manager.end_unreachable(session, str(error))
-            raise session.lost(driver) from None
-        except BaseException:
-            sock.close()
-            raise
-        opening = OpenSession(
-            session.name, session.user, self._manager.weaver_key(session.user, session.name), guest
-        )
-        knows_users = driver.record.knows_users
-        link.write(b"".join(unnumbered_frame(opening.message() if knows_users else opening.message_for_older())))
-        link.write(hello_frame)
-        return link
-
     async def _is_welcome(self, session: UserSession, link: DriverLink, send: Send) -> bool:
         """Pass on the driver's answer to the hello. Return whether it accepts the client."""
         first = link.answer
         if link.error is not None:
             await _refuse(send, link.error)
         elif first is None:
-            await _report_loss(session, link.driver, send)
+            await self._report_loss(session, link, send)
         else:
             await send({"type": "websocket.send", "bytes": first})
             answer = decode_frame(first).messages[0]
@@ -267,7 +201,7 @@ class Relay:
         # From here on the two call each other, and this task only waits.
         socket.relay_to(link)
         link.relay_to(socket)
-        farewell = asyncio.ensure_future(_report_end(session, link, send))
+        farewell = asyncio.ensure_future(self._report_end(session, link, send))
 
         async def disconnect(error: LoomError) -> None:
             farewell.cancel()
@@ -288,9 +222,29 @@ class Relay:
             while (await receive())["type"] != "websocket.disconnect":
                 pass  # a text message, which Loom's clients never send
 
+    async def _report_end(self, session: UserSession, link: DriverLink, send: Send) -> None:
+        """Wait until the driver has closed the connection, and tell the client why."""
+        await link.closed
+        last = link.last_word
+        if link.error is not None:
+            await _refuse(send, link.error)
+        elif last == Kind.ENDED:
+            session.begin_to_end()
+            await send({"type": "websocket.close", "code": CLOSE_NORMAL})
+        elif last == Kind.REFUSE:
+            await send({"type": "websocket.close", "code": CLOSE_REFUSED})
+        else:
+            await self._report_loss(session, link, send)
+
+    async def _report_loss(self, session: UserSession, link: DriverLink, send: Send) -> None:
+        if (error := await self._lines.loss(session, link)) is not None:
+            await _refuse(send, error)
+        else:
+            await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})
+
 
 @contextmanager
-def _cancelled_by(gone: asyncio.Future[None]) -> Iterator[None]:
+def cancelled_by(gone: asyncio.Future[None]) -> Iterator[None]:
     """Cancel the current task if a client leaves meanwhile."""
     task = asyncio.current_task()
     assert task is not None
@@ -319,7 +273,8 @@ async def _first_frame(receive: Receive) -> bytes | None:
     return frame
 
 
-def _read_hello(frame: bytes) -> Hello:
+def read_hello(frame: bytes) -> Hello:
+    """Return the hello in a client's first frame. Raise `ProtocolMismatch` if it is none."""
     if len(frame) > MAX_HELLO:
         raise ProtocolMismatch(f"a hello of {len(frame)} bytes is over the limit of {MAX_HELLO}")
     messages = decode_frame(frame).messages
@@ -328,49 +283,6 @@ def _read_hello(frame: bytes) -> Hello:
     hello = Hello.from_body(messages[0].body)
     check_protocol(hello.protocol, ours="gateway", theirs="client")
     return hello
-
-
-async def _await_exit(session: UserSession, driver: DriverProcess) -> bool:
-    """Wait for a driver's exit code after its socket has closed. Return whether the driver has ended."""
-    try:
-        await asyncio.wait_for(driver.exited.wait(), EXIT_TIMEOUT)
-    except asyncio.TimeoutError:
-        logger.warning("session %s: the driver closed its socket but lives", session.name)
-        return False
-    return True
-
-
-async def _report_end(session: UserSession, link: DriverLink, send: Send) -> None:
-    """Wait until the driver has closed the connection, and tell the client why."""
-    await link.closed
-    last = _last_word(link.last_frame)
-    if link.error is not None:
-        await _refuse(send, link.error)
-    elif last == Kind.ENDED:
-        session.begin_to_end()
-        await send({"type": "websocket.close", "code": CLOSE_NORMAL})
-    elif last == Kind.REFUSE:
-        await send({"type": "websocket.close", "code": CLOSE_REFUSED})
-    else:
-        await _report_loss(session, link.driver, send)
-
-
-def _last_word(frame: bytes) -> int | None:
-    """Return the kind of a driver's last message, if it is one that ends a connection."""
-    if not frame:
-        return None
-    # Only unnumbered frames matter: numbered ones are between the client and the driver.
-    decoded = decode_frame(frame)
-    ends = [message.kind for message in decoded.messages if message.kind in (Kind.ENDED, Kind.REFUSE)]
-    return ends[0] if decoded.seq == 0 and ends else None
-
-
-async def _report_loss(session: UserSession, driver: DriverProcess, send: Send) -> None:
-    if await _await_exit(session, driver):
-        await _refuse(send, session.lost(driver))
-    else:
-        # The driver has given up this connection for a later one of the same client.
-        await send({"type": "websocket.close", "code": CLOSE_SUPERSEDED})
 
 
 async def _refuse(send: Send, error: LoomError) -> None:

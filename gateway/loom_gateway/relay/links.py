@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from loom.errors import ProtocolMismatch
+from loom.wire.frames import decode_frame
 from loom.wire.length_prefix import LENGTH, MAX_FRAME
-from loom.wire.messages import Buffer
+from loom.wire.messages import Buffer, Kind
 from loom.wire.websocket import joined
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.session import Traffic
@@ -67,7 +68,20 @@ MAX_DRIVER_FRAME = MAX_FRAME + 4096
 _FAREWELL = 4096  # bytes of the largest frame that may be a driver's farewell
 
 
-class ClientSocket(Protocol):
+class FrameSink(Protocol):
+    """The other side of a link, as the link uses it."""
+
+    def send_frame(self, *pieces: Buffer) -> None:
+        """Send the other side a frame, given in pieces. Drop it if the connection is closing."""
+
+    def pause_receiving(self) -> None:
+        """Stop taking frames from the other side, because this one takes none for now."""
+
+    def resume_receiving(self) -> None:
+        """Take frames from the other side again."""
+
+
+class ClientSocket(FrameSink, Protocol):
     """A client's connection, as its link to the driver uses it."""
 
     gone: asyncio.Future[None]
@@ -75,15 +89,6 @@ class ClientSocket(Protocol):
 
     def relay_to(self, link: DriverLink) -> None:
         """Send the client's frames to a driver from now on, including those that have arrived."""
-
-    def send_frame(self, *pieces: Buffer) -> None:
-        """Send the client a frame, given in pieces. Drop it if the connection is closing."""
-
-    def pause_receiving(self) -> None:
-        """Stop taking frames from the client, because the driver takes none for now."""
-
-    def resume_receiving(self) -> None:
-        """Take frames from the client again."""
 
     def abort(self) -> None:
         """Close the connection at once, and drop what waits to be sent."""
@@ -103,7 +108,7 @@ class DriverLink(asyncio.Protocol):
         self.error: ProtocolMismatch | None = None
         """Why the gateway has closed the connection, if the driver breaks the protocol."""
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()  # frames from before `relay_to`
-        self._socket: ClientSocket | None = None
+        self._socket: FrameSink | None = None
         self._traffic = traffic
         self.stream = ""  # the name of the client's stream, when it is known
         self.driver: DriverProcess  # set once it is connected
@@ -115,7 +120,7 @@ class DriverLink(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self._transport.set_write_buffer_limits(high=_HIGH_WATER)
 
-    def relay_to(self, socket: ClientSocket) -> None:
+    def relay_to(self, socket: FrameSink) -> None:
         """Send every frame to a client from now on, including those that have arrived."""
         self._socket = socket
         while not self._frames.empty():
@@ -127,6 +132,9 @@ class DriverLink(asyncio.Protocol):
 
     async def next(self) -> bytes | None:
         """Return the driver's next frame, before `relay_to`; None if the driver has closed the connection."""
+        if self._frames.empty():
+            self._held = False
+            self._read_if_taken()
         return await self._frames.get()
 
     def data_received(self, data: bytes) -> None:
@@ -178,9 +186,14 @@ class DriverLink(asyncio.Protocol):
             self._read_if_taken()
 
     @property
-    def last_frame(self) -> bytes:
-        """The last frame from the driver; empty if it was too large for a farewell."""
-        return joined(self._last)
+    def last_word(self) -> int | None:
+        """The kind of the driver's last message, if it is one that ends a connection."""
+        if not self._last:
+            return None
+        # Only unnumbered frames matter: numbered ones are between the client and the driver.
+        decoded = decode_frame(joined(self._last))
+        ends = [message.kind for message in decoded.messages if message.kind in (Kind.ENDED, Kind.REFUSE)]
+        return ends[0] if decoded.seq == 0 and ends else None
 
     def write(self, *pieces: Buffer) -> None:
         """Send a frame to the driver. Drop it if the driver is gone: the client is about to learn of that."""

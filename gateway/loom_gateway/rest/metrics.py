@@ -28,7 +28,7 @@ from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
 from loom.weaver.states import ReplicaState
 from loom_gateway.offload import OFFLOAD, Work
-from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.session import SessionState, UserSession
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,7 +59,7 @@ _DEVICE_GAUGES = (
 
 
 async def metrics_text(
-    manager: SessionManager,
+    manager: SessionDirectory,
     weaver: WeaverClient,
     only: str | None,
     refusals: Mapping[str, int] = MappingProxyType({}),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
 import time
 from enum import Enum
 
 from pydantic import BaseModel
 
 from loom_gateway.access.audit import Audit
-from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.workers.watcher import answers
 
 CHECKED_FOR = 5.0
@@ -26,6 +24,8 @@ class ReadyStatus(str, Enum):
     """The gateway was told to stop."""
     STATE_NOT_WRITABLE = "state_not_writable"
     """The state folder cannot be written, as when its disk is full: no session can be opened."""
+    NO_SESSION_HOST = "no_session_host"
+    """No session host answers and takes sessions."""
     AUDIT_NOT_WRITABLE = "audit_not_writable"
     """The audit cannot be written, and is required."""
 
@@ -46,10 +46,10 @@ class Ready(BaseModel):
 
 
 class Readiness:
-    """Checks a gateway's state folder and workers."""
+    """Checks a gateway's workers, and its state folder or session hosts."""
 
-    def __init__(self, manager: SessionManager, audit: Audit) -> None:
-        self._manager = manager
+    def __init__(self, sessions: SessionDirectory, audit: Audit) -> None:
+        self._sessions = sessions
         self._audit = audit
         self._checked: Ready | None = None
         self._at = 0.0
@@ -69,17 +69,10 @@ class Readiness:
         return self._checked
 
     async def _check(self) -> Ready:
-        addresses = list(self._manager.worker_watch.hosts.addresses)
+        addresses = list(self._sessions.workers)
         answering = await asyncio.gather(*map(answers, addresses))
-        writable = await asyncio.to_thread(is_writable, self._manager.folder.path)
-        status = ReadyStatus.OK if writable else ReadyStatus.STATE_NOT_WRITABLE
-        return Ready(status=status, workers=len(addresses), workers_reachable=sum(answering))
-
-
-def is_writable(folder: str) -> bool:
-    """Return whether a file can be written in a folder, to its end."""
-    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".ready-") as file:
-        file.write(bytes(4096))
-        file.flush()
-        return True
-    return False
+        reason = await self._sessions.cannot_open()
+        status = self._sessions.unready if reason else ReadyStatus.OK
+        return Ready(
+            status=ReadyStatus(status), reason=reason, workers=len(addresses), workers_reachable=sum(answering)
+        )

@@ -25,9 +25,9 @@ from loom_gateway.access.middleware import DONE
 from loom_gateway.access.sessions import MAX_NAME, Principal
 from loom_gateway.relay.spans import RelayedCalls
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessionInfo
 from loom_gateway.sessions.logs import LogQuery
-from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import SessionState, UserSession, ask_lives
 
 
@@ -101,7 +101,7 @@ _SHARE_REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def session_routes(manager: SessionManager, access: AccessControl) -> APIRouter:
+def session_routes(manager: SessionDirectory, access: AccessControl) -> APIRouter:
     """Return the routes. `AccessControl` decides whose sessions a caller sees and may end."""
     router = APIRouter(prefix="/api/v1/sessions")
 

@@ -85,23 +85,24 @@ class EndedSession(EndedSessionInfo):
 class EndedSessions:
     """The last `KEEP` ended sessions of each user, the newest last.
 
-    The next gateway finds them in the file ``path``.
+    The next gateway finds them in the file ``path``, if there is one.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | None = None) -> None:
         self._path = path
-        self._sessions: list[EndedSession] = self._read()
+        self._sessions: list[EndedSession] = [] if path is None else self._read(path)
         self._writing = asyncio.Lock()
 
-    def _read(self) -> list[EndedSession]:
+    @staticmethod
+    def _read(path: str) -> list[EndedSession]:
         try:
             # An older gateway noted no users: what it knew is for the admin.
             before: dict[str, object] = {"user": ADMIN}
-            return [EndedSession(**(before | values)) for values in json.loads(Path(self._path).read_text())]
+            return [EndedSession(**(before | values)) for values in json.loads(Path(path).read_text())]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError) as error:
-            logger.warning("the sessions that ended earlier cannot be read from %s: %s", self._path, error)
+            logger.warning("the sessions that ended earlier cannot be read from %s: %s", path, error)
             return []
 
     def add(self, session: EndedSession) -> None:
@@ -114,6 +115,8 @@ class EndedSessions:
 
     async def write(self) -> None:
         """Write the sessions down for the next gateway. The disk does not hold up the event loop."""
+        if self._path is None:
+            return
         async with self._writing:
             try:
                 await asyncio.to_thread(write_json, self._path, list(self._sessions))

@@ -18,6 +18,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from loom.process import tasks
 from loom.process.child import python
 from loom.process.state_file import write_json
 from loom.token_file import ADMIN
+from loom.weaver.keys import Keys
 from loom.wire.bodies import OpenSession, RestoreSession
 from loom_gateway.sessions import restarts
 from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
@@ -153,6 +155,11 @@ class SessionManager:
         self.logs = SessionLogs()
         self.ended = EndedSessions(os.path.join(self.folder.path, "ended.json"))
 
+    def use(self, weaver: str, keys: Callable[[], Keys]) -> None:
+        """Have the drivers use the weaver at a place, as for `WeaverClient`, with keys of their sessions."""
+        self.weaver = weaver
+        self.weaver_key = lambda user, session: keys().of(user, session)
+
     @property
     def spare_ready(self) -> bool:
         return self._spare is not None and self._spare.done() and not _is_of_no_use(self._spare)
@@ -161,6 +168,22 @@ class SessionManager:
     def isolation(self) -> tuple[bool, bool]:
         """True if drivers have user ids of their own, and whether users have workers of their own."""
         return self._ids is not None, self._leases is not None
+
+    @property
+    def workers(self) -> Sequence[str]:
+        return list(self.worker_watch.hosts.addresses)
+
+    @property
+    def workers_missing(self) -> str:
+        return self.worker_watch.missing
+
+    unready = "state_not_writable"
+
+    async def cannot_open(self) -> str:
+        """Return why no session can be opened now; empty if one can."""
+        if await asyncio.to_thread(is_writable, self.folder.path):
+            return ""
+        return f"the state folder {self.folder.path} cannot be written"
 
     def sessions(self) -> list[UserSession]:
         return list(self._sessions.values())
@@ -576,6 +599,15 @@ class SessionManager:
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()
+
+
+def is_writable(folder: str) -> bool:
+    """Return whether a file can be written in a folder, to its end."""
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".ready-") as file:
+        file.write(bytes(4096))
+        file.flush()
+        return True
+    return False
 
 
 def _without_successor(departed: Sequence[DepartedDriver], found: Sequence[DriverProcess]) -> list[DepartedDriver]:

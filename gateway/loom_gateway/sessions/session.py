@@ -58,30 +58,33 @@ class DriverQuestions:
         """The last answer of `life`."""
 
     async def meshes(self) -> bytes:
-        """Return the session's `SessionMeshes` as JSON.
-
-        Raises:
-            DriverUnavailable: the driver is starting, ending, or too busy to answer in `PATIENCE` seconds.
-            WrongState: it is of an older Loom, or its answer makes no sense.
-        """
-        return await self._ask("meshes", SessionMeshes)
+        """Return the session's `SessionMeshes` as JSON. Raise as `ask` does."""
+        return await self.ask("meshes")
 
     async def runs(self) -> bytes:
-        """Return the session's `SessionRuns` as JSON. Raise as `meshes` does."""
-        return await self._ask("runs", SessionRuns)
+        """Return the session's `SessionRuns` as JSON. Raise as `ask` does."""
+        return await self.ask("runs")
 
     async def tensors(self) -> bytes:
-        """Return the session's `SessionTensors` as JSON. Raise as `meshes` does."""
-        return await self._ask("tensors", SessionTensors)
+        """Return the session's `SessionTensors` as JSON. Raise as `ask` does."""
+        return await self.ask("tensors")
 
     async def life(self) -> SessionLife:
         """Return until when the session lives; the last that is known if the driver does not answer soon."""
         with contextlib.suppress(LoomError, asyncio.TimeoutError):  # it is busy, ending, or of an older Loom
-            told = await asyncio.wait_for(self._ask("life", SessionLife), LIFE_PATIENCE)
+            told = await asyncio.wait_for(self.ask("life"), LIFE_PATIENCE)
             self.last_life = SessionLife.of(json.loads(told))
         return self.last_life
 
-    async def _ask(self, subject: str, kind: type) -> bytes:
+    async def ask(self, subject: str) -> bytes:
+        """Return the description of ``meshes``, ``runs``, ``tensors`` or the ``life`` as JSON.
+
+        Raises:
+            DriverUnavailable: the driver is starting, ending, or too busy to answer in `PATIENCE` seconds.
+            WrongState: it is of an older Loom, or its answer makes no sense; or nothing of it is called so.
+        """
+        if (kind := _SUBJECTS.get(subject)) is None:
+            raise WrongState(f"no driver tells of {subject!r:.40}")
         until, answer = self._answers.get(subject, (0.0, b""))
         if time.monotonic() < until:
             return answer
@@ -157,7 +160,13 @@ class DriverQuestions:
                 connection[1].close()
 
 
-_KINDS = {kind.__name__: kind for kind in (SessionLife, SessionMeshes, SessionRuns, SessionTensors)}
+_SUBJECTS: dict[str, type] = {
+    "life": SessionLife,
+    "meshes": SessionMeshes,
+    "runs": SessionRuns,
+    "tensors": SessionTensors,
+}
+_KINDS = {kind.__name__: kind for kind in _SUBJECTS.values()}
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from loom.wire.plain import exact_json
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.rest.sessions import SessionInfo
-from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.session import UserSession, ask_lives
 from loom_gateway.weaver_socket.replica_columns import STATES, Aggregates, Roster, encode_frame
 from loom_gateway.weaver_socket.subscribers import KeptMessages, Since, SubscribingReader
@@ -57,7 +57,7 @@ async def check_workers(addresses: Sequence[str]) -> list[WorkerInfo]:
 class GatewayFeed:
     """Pushes changes of sessions and workers to pages."""
 
-    def __init__(self, manager: SessionManager, access: AccessControl) -> None:
+    def __init__(self, manager: SessionDirectory, access: AccessControl) -> None:
         self._manager = manager
         self._access = access
         self._pages: dict[PageReader, None] = {}
@@ -152,7 +152,7 @@ class GatewayFeed:
 
     async def _check_workers(self) -> None:
         while True:
-            found = await check_workers(self._manager.worker_watch.hosts.addresses)
+            found = await check_workers(self._manager.workers)
             workers: list[Mapping[str, object]] = [worker.model_dump() for worker in found]
             if workers != self._workers:
                 self._workers = workers

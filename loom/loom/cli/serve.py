@@ -15,7 +15,7 @@ import typer
 from loom.cli.output import say, say_lines
 from loom.extras import GATEWAY_MODULES, WORKER_MODULES, require
 from loom.process.child import python
-from loom_gateway.settings import ExitWithParent, GatewaySettings, LogLevel, command
+from loom_gateway.settings import ExitWithParent, GatewaySettings, LogLevel, SessionHostSettings, command
 
 app = typer.Typer(no_args_is_help=True, help="Run a process of a cluster: a worker, a gateway or the weaver.")
 
@@ -146,7 +146,16 @@ def gateway(settings: GatewaySettings) -> None:
     _become("loom_gateway", settings.arguments())
 
 
-app.command("gateway")(command(gateway))
+app.command("gateway")(command(gateway, GatewaySettings))
+
+
+def sessions(settings: SessionHostSettings) -> None:
+    """Run sessions on the workers for gateways elsewhere, which have --session-host. Prints a line when ready."""
+    require(GATEWAY_MODULES, "a session host")
+    _become("loom_gateway.session_hosts", settings.arguments())
+
+
+app.command("sessions")(command(sessions, SessionHostSettings))
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:

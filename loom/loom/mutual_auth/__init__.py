@@ -38,6 +38,7 @@ class Purpose(Enum):
     PROCESS_LINK = "lifeline"
     PEER = "peer"
     POD = "pod"
+    SESSION_HOST = "session host"
 
 
 def new_nonce() -> str:

@@ -151,7 +151,7 @@ def test_what_policies_close_is_closed(cluster: OneMachineCluster, client: dict[
 @pytest.mark.guarantees("workers", "In it the gateway's largest message follows its pod's limit of memory")
 @pytest.mark.skipif(not can_limit(), reason="this machine has no control groups of version 1 for memory")
 def test_the_gateway_knows_its_limit_of_memory(cluster: OneMachineCluster) -> None:
-    program = "from loom_gateway.server import *; print(memory_limit() >> 30, largest_message() >> 30)"
+    program = "from loom_gateway.starting import *; print(memory_limit() >> 30, largest_message() >> 30)"
     assert cluster.execute(the_gateway(cluster).name, ["python3", "-c", program], NAMESPACE) == "8 2\n"
 
 

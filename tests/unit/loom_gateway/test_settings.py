@@ -28,7 +28,7 @@ GIVEN = GatewaySettings(
 def parsed(*arguments: str, **environment: str) -> GatewaySettings:
     found: list[GatewaySettings] = []
     app = typer.Typer()
-    app.command()(command(found.append))
+    app.command()(command(found.append, GatewaySettings))
     result = CliRunner().invoke(app, arguments, env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return found[0]

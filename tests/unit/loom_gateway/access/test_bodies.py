@@ -23,6 +23,7 @@ from loom_gateway.access.middleware import MAX_UNKNOWN, SLOWEST, AccessMiddlewar
 from loom_gateway.access.rate_limits import Allowances
 from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_process import WeaverSupervisor
@@ -40,7 +41,7 @@ class House:
         limits = Limits(connection_rate=0, login_failures=0)
         self.access = AccessControl(TokenAuthority("own", file), limits)
         supervisor = WeaverSupervisor(self.manager.folder.weaver, self.manager.worker_watch.there)
-        self.app = create_app(self.manager, self.access, supervisor)
+        self.app = create_app(self.manager, DriverLines(self.manager), self.access, supervisor)
         supervisor.client._patience = 0.0  # there is no weaver
         self.middleware = AccessMiddleware(self.app, self.access)
 

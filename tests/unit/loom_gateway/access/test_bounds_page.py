@@ -12,7 +12,7 @@ from loom.control import frame
 from loom.weaver import commands, device_failures, persistent_state
 from loom.weaver.server import guests_and_admins, threadlets
 from loom_gateway.access import audit, budgets, middleware
-from loom_gateway.settings import Limits
+from loom_gateway.settings import GatewaySettings, Limits
 from tests.support.paths import ROOT
 
 MODULES = [
@@ -54,7 +54,7 @@ def names(row: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])
 def test_each_bound_is_an_option_or_a_constant(row: list[str]) -> None:
-    options = {"--" + field.name.replace("_", "-") for field in fields(Limits)}
+    options = {"--" + field.name.replace("_", "-") for field in fields(GatewaySettings)}
     constants = {name for module in MODULES for name in vars(import_module(module))}
     assert set(names(row)) <= options | constants
     assert row[2], "it is bounded for a user"

@@ -19,6 +19,7 @@ from loom_gateway.access.middleware import MAX_UNKNOWN, AccessMiddleware
 from loom_gateway.access.sign_ins import CODE_LASTS, LASTS, MAX_CODES, PREFIX, SignIns
 from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.settings import Limits
 from loom_gateway.weaver_process import WeaverSupervisor
@@ -50,7 +51,7 @@ class Gateway:
         origins = ["https://notebook"]
         self.access = AccessControl(TokenAuthority("own", self.file), limits, None, origins, self.sign_ins)
         supervisor = WeaverSupervisor(self.manager.folder.weaver, self.manager.worker_watch.there)
-        app = create_app(self.manager, self.access, supervisor, page_path=path)
+        app = create_app(self.manager, DriverLines(self.manager), self.access, supervisor, page_path=path)
         self.guarded = AccessMiddleware(app, self.access)
 
     def browser(self, origin: str = ORIGIN) -> httpx.AsyncClient:

@@ -24,6 +24,7 @@ from loom_gateway.access.control import AccessControl
 from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.sessions import logs as session_logs
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.logs import SessionLogs
@@ -178,7 +179,7 @@ class House:
         self.access = AccessControl(TokenAuthority("own", file), Limits(login_failures=0, connection_rate=0))
         self.supervisor = WeaverSupervisor(self.manager.folder.weaver, self.manager.worker_watch.there)
         self.supervisor.client = AwayWeaver()  # type: ignore[assignment]
-        self.app = create_app(self.manager, self.access, self.supervisor)
+        self.app = create_app(self.manager, DriverLines(self.manager), self.access, self.supervisor)
         self.guarded = AccessMiddleware(self.app, self.access)
         self._files = DriverFiles(str(folder / "driver"))
         self.begin_session()

@@ -19,6 +19,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.token_authority import TokenAuthority
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.endpoint import Relay
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.session import SessionState, Traffic
@@ -124,7 +125,7 @@ def test_a_hello_that_is_never_welcomed_leaves_no_connection_and_no_session(
         access = AccessControl(TokenAuthority("own"))
         access.guard(driver)  # type: ignore[arg-type]
         draining: Any = SimpleNamespace(check_open=lambda: None)
-        relay = Relay(driver, access, draining)  # type: ignore[arg-type]
+        relay = Relay(driver, DriverLines(driver), access, draining)  # type: ignore[arg-type]
         client = Client(hello)
         principal = Principal(Token("gateway", "gateway", "drive", "", 0.0, user="admin"), "")
         scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}
@@ -166,7 +167,7 @@ def test_a_driver_of_before_users_is_told_what_it_knows_and_gets_no_guests(
         server = await asyncio.start_unix_server(driver.serve, driver.path)
         access = AccessControl(TokenAuthority("own"))
         access.guard(driver)  # type: ignore[arg-type]
-        relay = Relay(driver, access, SimpleNamespace())  # type: ignore[arg-type]
+        relay = Relay(driver, DriverLines(driver), access, SimpleNamespace())  # type: ignore[arg-type]
         client = Client(Hello(session="session-1"))
         principal = Principal(Token("1", user, "drive", "", 0.0), "")
         scope = {"type": "websocket", "loom.principal": principal, "loom.socket": client}

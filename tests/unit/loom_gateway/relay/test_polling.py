@@ -20,6 +20,7 @@ from loom_gateway.access.middleware import AccessMiddleware
 from loom_gateway.access.token_authority import TokenAuthority
 from loom_gateway.app import create_app
 from loom_gateway.relay import http_tunnel as polling
+from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.http_tunnel import BATCH, Tunnel
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.manager import SessionManager
@@ -208,7 +209,8 @@ async def gateway(tokens: TokenFile | None = None) -> AsyncIterator[httpx.AsyncC
     """A gateway without workers, whose routes are called in this process."""
     manager = SessionManager([])
     access = AccessControl(TokenAuthority("token", tokens))
-    app = create_app(manager, access, WeaverSupervisor(manager.folder.weaver, manager.worker_watch.there))
+    supervisor = WeaverSupervisor(manager.folder.weaver, manager.worker_watch.there)
+    app = create_app(manager, DriverLines(manager), access, supervisor)
     transport = httpx.ASGITransport(AccessMiddleware(app, access))
     headers = {"Authorization": "Bearer token"}
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:

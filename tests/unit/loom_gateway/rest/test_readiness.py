@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 
 from loom_gateway.access.audit import Audit
 from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
+from loom_gateway.sessions.manager import SessionManager
 
 
 async def ask(folder: Path, addresses: list[str], draining: bool = False) -> Ready:
-    hosts = SimpleNamespace(hosts=SimpleNamespace(addresses=addresses))
-    manager: Any = SimpleNamespace(worker_watch=hosts, folder=SimpleNamespace(path=str(folder)))
+    manager: Any = SimpleNamespace(workers=addresses, folder=SimpleNamespace(path=str(folder)))
+    manager.cannot_open, manager.unready = partial(SessionManager.cannot_open, manager), SessionManager.unready
     return await Readiness(manager, Audit(None)).check(draining)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from loom.wire.mux import MAX_MESSAGE
-from loom_gateway import server
-from loom_gateway import server as module
-from loom_gateway.server import largest_message, memory_limit
+from loom_gateway import server, starting
 from loom_gateway.settings import GatewaySettings
+from loom_gateway.starting import largest_message, memory_limit
 
 V1 = "9:cpu,cpuacct:/kubepods/pod1\n4:memory:/kubepods/pod1\n"
 V1_NONE = "9223372036854771712"
@@ -53,7 +52,7 @@ def test_another_system_has_none(tmp_path: Path) -> None:
 def test_the_largest_message_is_a_quarter_of_it(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, largest: int
 ) -> None:
-    monkeypatch.setattr(module, "memory_limit", lambda: limit)
+    monkeypatch.setattr(starting, "memory_limit", lambda: limit)
 
     assert largest_message() == largest
 
@@ -69,8 +68,8 @@ def test_drivers_are_told_the_limit_unless_another_is_given(
     def manager(*arguments: object) -> None:
         raise Told(*arguments)
 
-    monkeypatch.setattr(server, "largest_message", lambda: 4242)
-    monkeypatch.setattr(server, "SessionManager", manager)
+    monkeypatch.setattr(starting, "largest_message", lambda: 4242)
+    monkeypatch.setattr(starting, "SessionManager", manager)
     settings = GatewaySettings(
         worker=["tcp://127.0.0.1:1"], port=0, max_message=given, tokens=tmp_path / "tokens", state_dir=str(tmp_path)
     )

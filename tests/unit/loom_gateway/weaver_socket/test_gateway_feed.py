@@ -59,7 +59,7 @@ class Page:
 async def feed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GatewayFeed]:
     monkeypatch.setattr(page_feed, "SESSIONS_EVERY", 0.005)
     monkeypatch.setattr(page_feed, "WORKERS_EVERY", 0.005)
-    manager: Any = SimpleNamespace(worker_watch=SimpleNamespace(hosts=SimpleNamespace(addresses=["tcp://a:1"])))
+    manager: Any = SimpleNamespace(workers=["tcp://a:1"])
     access: Any = Access()
     made = GatewayFeed(manager, access)
     yield made

@@ -1,0 +1,240 @@
+"""`SessionHost`, which serves the sessions of its machine to gateways.
+
+A gateway has a control line, on which it asks and is told what changes, and a line for each client and each reader
+of a log. The driver and its host alone decide about a session: a gateway keeps nothing that another one lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from loom.errors import LoomError, ProtocolMismatch
+from loom.process import tasks
+from loom.wire.frames import decode_frame
+from loom.wire.handshake import Hello, Welcome, refusal
+from loom.wire.messages import Kind
+from loom.wire.stream import unnumbered_frame
+from loom_gateway.relay.driver_lines import DriverLines
+from loom_gateway.relay.endpoint import cancelled_by, read_hello
+from loom_gateway.relay.links import DriverLink
+from loom_gateway.session_hosts.line import Line, LineServer, LinkSink, Request
+from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.logs import LogQuery
+from loom_gateway.sessions.manager import SessionManager
+from loom_gateway.sessions.session import UserSession
+
+LOOK_EVERY = 0.1  # seconds between two looks at what has changed
+
+UNOPENED = 30.0  # seconds that a new session waits for its client
+
+Method = Callable[[Mapping[str, Any]], Awaitable[object]]
+
+
+class SessionHost:
+    """Serves the sessions of a manager to the gateways that know the key."""
+
+    def __init__(self, manager: SessionManager, key: str) -> None:
+        self._manager = manager
+        self._drivers = DriverLines(manager)
+        self.server = LineServer(key, self._serve)
+        self.draining = False
+        """True if no gateway is to open a session here."""
+        self._methods: dict[str, Method] = {
+            "create": self._create,
+            "end": self._end,
+            "share": self._share,
+            "drive": self._drive,
+            "kill": self._kill,
+            "ask": self._ask,
+            "signed_out": self._sign_out,
+        }
+        self.signed_out: dict[str, float] = {}
+        """The ids of sign-ins to the page that have ended before their time, and when each would have expired."""
+
+    async def _serve(self, line: Line, request: Request) -> None:
+        if request.line == "control":
+            await self._control(line)
+        elif request.line == "attach":
+            await self._attach(line, request.about)
+        elif request.line == "logs":
+            await self._logs(line, request.about)
+        else:
+            raise ProtocolMismatch(f"this session host has no line {request.line!r:.40}")
+
+    async def _control(self, line: Line) -> None:
+        telling = tasks.keep_running("tell a gateway", Changes(self, self._manager, line).tell)
+        asked: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                number, method, about = await line.take()
+                task = asyncio.ensure_future(self._answer(line, number, method, about))
+                asked.add(task)
+                task.add_done_callback(asked.discard)
+        except (TypeError, ValueError) as error:
+            raise ProtocolMismatch(f"a request of a gateway makes no sense: {error}") from error
+        finally:
+            telling.cancel()  # what was asked goes on: its gateway may be told by another line
+
+    async def _answer(self, line: Line, number: int, method: str, about: Mapping[str, Any]) -> None:
+        try:
+            if method not in self._methods:
+                raise ProtocolMismatch(f"this session host knows no {method!r:.40}")
+            line.send({"answer": number, "value": await self._methods[method](about)})
+        except LoomError as error:
+            line.send({"answer": number, "error": b"".join(unnumbered_frame(refusal(error)))})
+
+    async def _create(self, about: Mapping[str, Any]) -> object:
+        owner, user, opening = (str(about[name]) for name in ("owner", "user", "opening"))
+        session = self._manager.opened_by(user, opening) or await self._manager.create(owner, user, opening)
+        asyncio.get_running_loop().call_later(UNOPENED, self._drivers.left, session, True)
+        return description_of(session)
+
+    async def _end(self, about: Mapping[str, Any]) -> None:
+        await self._manager.end(self._session(about), str(about["reason"]))
+
+    async def _share(self, about: Mapping[str, Any]) -> object:
+        session = self._session(about)
+        await self._manager.share(session, str(about["user"]), about["scope"])
+        return description_of(session)
+
+    async def _drive(self, about: Mapping[str, Any]) -> None:
+        await self._manager.drive(self._session(about), str(about["token"]))
+
+    async def _kill(self, about: Mapping[str, Any]) -> None:
+        self._session(about).driver.signal(signal.SIGKILL)
+
+    async def _ask(self, about: Mapping[str, Any]) -> object:
+        return await self._session(about).questions.ask(str(about["subject"]))
+
+    async def _sign_out(self, about: Mapping[str, Any]) -> None:
+        """Tell all gateways of ended sign-ins, for as long as they would have been good."""
+        now = time.time()
+        known = {**self.signed_out, **{str(id): float(expires) for id, expires in about["ended"].items()}}
+        self.signed_out = {id: expires for id, expires in known.items() if expires > now}
+
+    def _session(self, about: Mapping[str, Any]) -> UserSession:
+        return self._manager.get(str(about["session"]))
+
+    async def _attach(self, line: Line, about: Mapping[str, Any]) -> None:
+        """Connect a client of a gateway to its session's driver, until either side leaves."""
+        frame, guest = bytes(about["hello"]), about["guest"]
+        hello, session = read_hello(frame), self._session(about)
+        link: DriverLink | None = None
+        session.greeted += 1
+        try:
+            with cancelled_by(line.closed):
+                link = await self._drivers.greet(session, hello, frame, guest)
+            if await self._is_welcome(session, link, line):
+                await self._pass_on(session, link, hello, line)
+        except asyncio.CancelledError:
+            if not line.closed.done():
+                raise
+        finally:
+            if link is not None:
+                link.close()
+            session.greeted -= 1
+            self._drivers.left(session, line.closed.done())
+
+    async def _is_welcome(self, session: UserSession, link: DriverLink, line: Line) -> bool:
+        if link.answer is None:
+            await self._tell_loss(session, link, line)
+            return False
+        line.write(link.answer)
+        answer = decode_frame(link.answer).messages[0]
+        if answer.kind != Kind.WELCOME:
+            return False
+        if not Welcome.from_body(answer.body).linger:
+            await self._manager.persist(session)
+        return True
+
+    async def _pass_on(self, session: UserSession, link: DriverLink, hello: Hello, line: Line) -> None:
+        line.relay_to(LinkSink(link))
+        link.relay_to(LinkSink(line))
+        with ExitStack() as connected:
+            if not hello.lane:  # the second connection of a client is not counted again
+                connected.enter_context(self._manager.client(session))
+            await asyncio.wait((link.closed, line.closed), return_when=asyncio.FIRST_COMPLETED)
+        if not link.closed.done() or (link.last_word is not None and link.error is None):
+            return
+        await self._tell_loss(session, link, line)
+
+    async def _tell_loss(self, session: UserSession, link: DriverLink, line: Line) -> None:
+        """Tell the gateway why a driver has gone; nothing if it has a later connection of the client."""
+        error = link.error or await self._drivers.loss(session, link)
+        if error is not None:
+            line.refuse(error)
+
+    async def _logs(self, line: Line, about: Mapping[str, Any]) -> None:
+        read = self._manager.logs.follow if about["follow"] else self._manager.logs.read
+        lines = await read(str(about["session"]), LogQuery(**about["query"]), str(about["user"]))
+        line.send({"begun": True})
+        async for some in lines:
+            line.send({"lines": some})
+            await line.drained()
+            if line.closed.done():
+                return
+        line.send({"over": True})
+
+
+def description_of(session: UserSession) -> dict[str, Any]:
+    """Return what a gateway has to know of a session."""
+    return {
+        "record": asdict(session.driver.record),
+        "state": session.state.value,
+        "clients": session.clients,
+        "why_not_yet": session.why_not_yet,
+    }
+
+
+class Changes:
+    """Tells one gateway of the sessions that there are, and what has changed since."""
+
+    def __init__(self, host: SessionHost, manager: SessionManager, line: Line) -> None:
+        self._host = host
+        self._manager = manager
+        self._line = line
+        self._told: Mapping[str, tuple[object, ...]] = {}
+        self._ended: dict[int, EndedSession] = {}
+        self._about: object = None
+        self._signed_out: Mapping[str, float] = {}
+
+    async def tell(self) -> None:
+        while True:
+            news = self._news()
+            if news:
+                self._line.send({"news": news})
+                await self._line.drained()
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _news(self) -> dict[str, Any]:
+        sessions = {session.name: session for session in self._manager.sessions()}
+        now = {name: (one.driver.record, one.state, one.clients, one.why_not_yet) for name, one in sessions.items()}
+        changed = [description_of(sessions[name]) for name, facts in now.items() if self._told.get(name) != facts]
+        gone = [name for name in self._told if name not in now]
+        ended = {id(one): one for one in self._manager.ended.all()}
+        new = [asdict(one) for key, one in ended.items() if key not in self._ended]
+        about = self._about_host()
+        news = {"sessions": changed, "gone": gone, "ended": new}
+        found: dict[str, Any] = {name: value for name, value in news.items() if value}
+        if about != self._about:
+            found["host"] = about
+        if self._signed_out != self._host.signed_out:
+            self._signed_out = found["signed_out"] = self._host.signed_out
+        self._told, self._ended, self._about = now, ended, about
+        return found
+
+    def _about_host(self) -> dict[str, Any]:
+        watch = self._manager.worker_watch
+        return {
+            "workers": list(watch.hosts.addresses),
+            "missing": watch.missing,
+            "spare_ready": self._manager.spare_ready,
+            "isolation": list(self._manager.isolation),
+            "draining": self._host.draining,
+        }

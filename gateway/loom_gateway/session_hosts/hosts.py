@@ -1,0 +1,496 @@
+"""`SessionHosts`, the sessions of session hosts as a gateway serves them.
+
+A gateway knows them by asking: each host tells it what there is when a line begins, and then what changes. Nothing
+is kept that a host has not told, so that gateways agree, and one that starts knows as much as the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import itertools
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from loom.errors import ConnectionLost, LoomError, UnknownSession, WorkerUnreachable
+from loom.process import tasks
+from loom.process.backoff import Backoff
+from loom.wire.handshake import Hello
+from loom_gateway.relay.driver_lines import DriverLines
+from loom_gateway.relay.links import DriverLink
+from loom_gateway.session_hosts.line import Line, Request, open_line, read_frame
+from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
+from loom_gateway.sessions.logs import LogQuery
+from loom_gateway.sessions.session import DriverQuestions, SessionState, UserSession
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
+from loom_gateway.workers.sources import WorkerHosts
+
+logger = logging.getLogger(__name__)
+
+AGAIN = Backoff(0.1, 3.0, jitter=0.2)  # seconds before a line to a host is opened again
+LOOK_EVERY = 2.0  # seconds between two searches for hosts
+ANSWER_TIMEOUT = 30.0  # seconds that a host has for most requests
+OPEN_TIMEOUT = 120.0  # seconds that it has to open a session: it waits for workers
+END_TIMEOUT = 60.0  # seconds that it has to end one
+FIRST_NEWS = 5.0  # seconds that a new gateway waits for its hosts
+
+
+class HostedDriver(DriverProcess):
+    """A driver on another machine, as its session host tells of it."""
+
+    def __init__(self, host: HostConnection, record: DriverRecord) -> None:
+        super().__init__(DriverFiles(""), record)
+        self._host = host
+
+    def signal(self, number: int) -> None:
+        """Have the host kill it; the host sends no other signal."""
+        if number == signal.SIGKILL:
+            tasks.run("kill a driver", self._host.ask("kill", session=self.record.session))
+
+    def abandon(self) -> None:
+        """Do nothing: it is its host's."""
+
+    def went(self, ended: EndedSession | None) -> None:
+        """Note that it has ended; None: another driver goes on with its session."""
+        if ended is None:
+            self.leaves_functions = True
+        else:
+            self.exit_code = ended.exit_code
+            self.reason = "" if ended.lost else ended.reason
+            self.output = ended.output.splitlines()
+        self.exited.set()
+
+
+class HostedQuestions(DriverQuestions):
+    """Asks a driver by its session host."""
+
+    def __init__(self, host: HostConnection, driver: HostedDriver) -> None:
+        super().__init__(driver)
+        self._host = host
+
+    async def _exchange(self, subject: str) -> bytes:
+        return bytes(await self._host.ask("ask", session=self._driver.record.session, subject=subject))
+
+
+class HostConnection:
+    """The control line to one session host, opened again when it breaks, and what the host has told."""
+
+    def __init__(self, address: str, key: str, all: SessionHosts) -> None:
+        self.address = address
+        self._key = key
+        self._all = all
+        self._line: Line | None = None
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self.sessions: dict[str, UserSession] = {}
+        self.opening = 0
+        """Sessions that this gateway opens there now."""
+        self.about: Mapping[str, Any] = {}
+        self.heard = asyncio.Event()
+        """Set while the line holds and the host has told of its sessions."""
+        self.why = "it has not answered yet"
+        """Why the line does not hold."""
+        self._keeping = tasks.run("keep a line to a session host", self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            for wait in AGAIN:
+                try:
+                    self._line = await open_line(self.address, self._key, Request("control", {}))
+                    await self._listen(self._line)
+                except LoomError as error:
+                    if str(error) != self.why:
+                        logger.warning("%s", error)
+                    self.why = str(error)
+                except Exception as error:
+                    logger.exception("the session host %s says what makes no sense", self.address)
+                    self.why = repr(error)
+                held = self.heard.is_set()
+                self._lose()
+                await asyncio.sleep(wait)
+                if held:
+                    break
+
+    async def _listen(self, line: Line) -> None:
+        while True:
+            said = await line.take()
+            if "answer" in said:
+                asked = self._asked.get(said["answer"])
+                if asked is not None and not asked.done():
+                    asked.set_result(said)
+            else:
+                self._take(said["news"])
+
+    def _take(self, news: Mapping[str, Any]) -> None:
+        ended = [EndedSession(**one) for one in news.get("ended", ())]
+        for one in ended:
+            if self._all.ended.get(one.name) is None:
+                self._all.ended.add(one)
+        told = {one["record"]["session"]: one for one in news.get("sessions", ())}
+        for description in told.values():
+            self.learn(description)
+        gone = list(news.get("gone", ()))
+        if not self.heard.is_set():  # the first news on a line is all that there is
+            gone += [name for name in self.sessions if name not in told]
+        for name in gone:
+            self._forget(name)
+        self.about = news.get("host", self.about)
+        if not self.heard.is_set():
+            self.heard.set()
+            if known := self._all.signed_out():
+                tasks.run("tell a session host", self.ask("signed_out", ended=known))
+        if "signed_out" in news:
+            tasks.run("learn who has signed out", self._all.learn_signed_out(news["signed_out"]))
+
+    def learn(self, description: Mapping[str, Any]) -> UserSession:
+        """Take what the host tells of a session; return it."""
+        record, state = DriverRecord(**description["record"]), SessionState(description["state"])
+        session = self.sessions.get(record.session)
+        if session is None or session.pid != record.pid:
+            driver = HostedDriver(self, record)
+            if session is None:
+                session = self.sessions[record.session] = UserSession(driver)
+            else:
+                assert isinstance(session.driver, HostedDriver)
+                session.driver.went(None)
+                session.driver = driver
+            session.questions = HostedQuestions(self, driver)
+        session.driver.record = record
+        session.clients, session.why_not_yet = description["clients"], description["why_not_yet"]
+        session.state = state
+        if session.is_ending:
+            session.ends.set()
+        return session
+
+    def _forget(self, name: str) -> None:
+        session = self.sessions.pop(name, None)
+        if session is None:
+            return
+        session.state = SessionState.ENDED
+        session.ends.set()
+        ended = self._all.ended.get(name)
+        assert isinstance(session.driver, HostedDriver)
+        if ended is not None:
+            session.driver.went(ended)
+            self._all.on_end(session)
+        session.over.set()
+
+    def _lose(self) -> None:
+        self.heard.clear()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+        asked, self._asked = self._asked, {}
+        for one in asked.values():
+            if not one.done():
+                one.set_exception(ConnectionLost(f"the session host {self.address} does not answer: {self.why}"))
+
+    async def ask(self, method: str, timeout: float = ANSWER_TIMEOUT, **about: Any) -> Any:
+        """Ask the host for something.
+
+        Raises:
+            ConnectionLost: the line does not hold; what was asked may have been done.
+            LoomError: the host refuses.
+        """
+        if self._line is None or not self.heard.is_set():
+            raise ConnectionLost(f"the session host {self.address} does not answer: {self.why}")
+        number = next(self._numbers)
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._line.send([number, method, about])
+            said = await asyncio.wait_for(asked, timeout)
+        except asyncio.TimeoutError:
+            raise ConnectionLost(
+                f"the session host {self.address} has not answered to {method} in {timeout:g} s"
+            ) from None
+        finally:
+            self._asked.pop(number, None)
+        if "error" in said:
+            read_frame(said["error"])
+        return said.get("value")
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.heard.is_set() and not self.about.get("draining", False)
+
+    def close(self) -> None:
+        self._keeping.cancel()
+        self._lose()
+
+
+class HostedLogs:
+    """The logs on the session hosts."""
+
+    def __init__(self, all: SessionHosts) -> None:
+        self._all = all
+        self._following: set[Line] = set()
+
+    async def read(self, session: str, query: LogQuery, user: str) -> AsyncIterator[bytes]:
+        """Do as `ReadableLogs.read`."""
+        return await self._lines(session, query, user, follow=False)
+
+    async def follow(self, session: str, query: LogQuery, user: str) -> AsyncIterator[bytes]:
+        """Do as `ReadableLogs.follow`."""
+        return await self._lines(session, query, user, follow=True)
+
+    def stop_following(self) -> None:
+        """Do as `ReadableLogs.stop_following`."""
+        for line in list(self._following):
+            line.close()
+
+    async def _lines(self, session: str, query: LogQuery, user: str, follow: bool) -> AsyncIterator[bytes]:
+        about = {"session": session, "query": asdict(query), "user": user, "follow": follow}
+        refused: LoomError | None = None
+        for host in self._all.hosts_of(session):
+            line = await self._all.open_line(host, Request("logs", about))
+            try:
+                await line.take(ANSWER_TIMEOUT)
+            except UnknownSession as error:  # it ended on another host
+                refused = error
+                line.close()
+            except BaseException:
+                line.close()
+                raise
+            else:
+                return self._following_lines(line)
+        raise refused or UnknownSession(f"no log of a session named {session!r} is kept any more")
+
+    async def _following_lines(self, line: Line) -> AsyncIterator[bytes]:
+        self._following.add(line)
+        try:
+            while "over" not in (said := await line.take()):
+                yield bytes(said["lines"])
+        except ConnectionLost:
+            return  # the gateway ends, or the host: the reader sees the end, and may come again
+        finally:
+            self._following.discard(line)
+            line.close()
+
+
+class SessionHosts:
+    """The sessions of several session hosts. A `SessionDirectory`.
+
+    Args:
+        hosts: where the session hosts are.
+        key: what they know, too.
+    """
+
+    unready = "no_session_host"
+
+    def __init__(self, hosts: WorkerHosts, key: str) -> None:
+        self.end_sessions = False
+        self._hosts = hosts
+        self._key = key
+        self._connections: dict[str, HostConnection] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
+        self.on_end: Callable[[UserSession], None] = lambda session: None
+        self.signed_out: Callable[[], Mapping[str, float]] = dict
+        """Returns the ids of sign-ins to the page that have ended before their time, and when they would expire."""
+        self.learn_signed_out: Callable[[Mapping[str, float]], Coroutine[Any, Any, None]] = _nothing
+        """Is given those that a host tells."""
+        self.ended = EndedSessions()
+        self.logs = HostedLogs(self)
+
+    def secret_of(self, purpose: str) -> bytes:
+        """Return a secret that all gateways of the hosts have, and nobody else."""
+        return hmac.digest(self._key.encode(), f"loom {purpose}".encode(), hashlib.sha256)
+
+    async def adopt(self, user_of: Callable[[str], str]) -> None:
+        """Learn of the sessions that there are; hosts that do not answer soon tell of theirs later."""
+        self._looking = tasks.keep_running("look for session hosts", self._look_on)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_heard(), FIRST_NEWS)
+
+    async def _all_heard(self) -> None:
+        await self._looked.wait()
+        for connection in list(self._connections.values()):
+            await connection.heard.wait()
+
+    async def _look_on(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._hosts.look)
+            except WorkerUnreachable as error:
+                logger.warning("session hosts: %s", error)
+            addresses = self._hosts.addresses
+            for address in addresses:
+                if address not in self._connections:
+                    self._connections[address] = HostConnection(address, self._key, self)
+            for address, connection in list(self._connections.items()):
+                if address not in addresses and not connection.heard.is_set():  # its pod is gone
+                    self._connections.pop(address).close()
+            self._looked.set()
+            await asyncio.sleep(LOOK_EVERY)
+
+    @property
+    def isolation(self) -> tuple[bool, bool]:
+        """True for what is so on every host that answers."""
+        told = [one.about["isolation"] for one in self._connections.values() if "isolation" in one.about]
+        return bool(told) and all(ids for ids, _ in told), bool(told) and all(leases for _, leases in told)
+
+    @property
+    def spare_ready(self) -> bool:
+        return any(one.takes_sessions and one.about.get("spare_ready") for one in self._connections.values())
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """The workers of all hosts, each once."""
+        return list(dict.fromkeys(at for one in self._connections.values() for at in one.about.get("workers", ())))
+
+    @property
+    def workers_missing(self) -> str:
+        """What the hosts miss, and which hosts do not answer."""
+        missing = [one.about["missing"] for one in self._connections.values() if one.about.get("missing")]
+        silent = [f"the session host {one.address} does not answer: {one.why}" for one in self._silent()]
+        return "; ".join(dict.fromkeys(missing + silent))
+
+    async def cannot_open(self) -> str:
+        """Return why no session can be opened; empty if one can."""
+        if any(one.takes_sessions for one in self._connections.values()):
+            return ""
+        silent = [f"{one.address}: {one.why}" for one in self._silent()]
+        return "no session host takes sessions: " + ("; ".join(silent) or "all of them were told to stop")
+
+    def _silent(self) -> list[HostConnection]:
+        return [one for one in self._connections.values() if not one.heard.is_set()]
+
+    def sessions(self) -> list[UserSession]:
+        return [session for one in self._connections.values() for session in one.sessions.values()]
+
+    def find(self, name: str) -> UserSession | EndedSession | None:
+        """Return a session. Raise `ConnectionLost` if it may be on a host that does not answer now."""
+        found = next((one.sessions[name] for one in self._connections.values() if name in one.sessions), None)
+        known = found or self.ended.get(name)
+        if known is None and (silent := self._silent()):
+            why = "; ".join(f"{one.address}: {one.why}" for one in silent)
+            raise ConnectionLost(f"session {name!r} may be on a session host that does not answer: {why}")
+        return known
+
+    def get(self, name: str) -> UserSession:
+        found = self.find(name)
+        if isinstance(found, EndedSession):
+            raise found.error()
+        if found is None:
+            raise UnknownSession(f"no session named {name!r}")
+        if found.is_ending:
+            raise UnknownSession(f"session {name!r} is ending")
+        return found
+
+    def host_of(self, session: UserSession) -> HostConnection:
+        """Return the host of a session. Raise `UnknownSession` if it has ended."""
+        for one in self._connections.values():
+            if one.sessions.get(session.name) is session:
+                return one
+        raise UnknownSession(f"session {session.name!r} has ended")
+
+    def hosts_of(self, name: str) -> list[HostConnection]:
+        """Return the host of a session, or if it has ended all hosts that may have its log."""
+        living = [one for one in self._connections.values() if name in one.sessions]
+        return living or list(self._connections.values())
+
+    async def open_line(self, host: HostConnection, request: Request, session: UserSession | None = None) -> Line:
+        return await open_line(host.address, self._key, request, None if session is None else session.traffic)
+
+    def opened_by(self, user: str, opening: str) -> UserSession | None:
+        for session in self.sessions():
+            record = session.driver.record
+            if opening and record.opening == opening and record.user == user and not session.is_ending:
+                return session
+        return None
+
+    async def create(self, owner: str, user: str, opening: str) -> UserSession:
+        """Open a session on the host that has the fewest.
+
+        Raises:
+            ConnectionLost: no host answers that was not told to stop.
+        """
+        hosts = [one for one in self._connections.values() if one.takes_sessions]
+        refused: LoomError | None = None
+        for host in sorted(hosts, key=lambda one: len(one.sessions) + one.opening):
+            host.opening += 1
+            try:
+                return host.learn(await host.ask("create", OPEN_TIMEOUT, owner=owner, user=user, opening=opening))
+            except ConnectionLost as error:
+                refused = error
+            finally:
+                host.opening -= 1
+        raise refused or ConnectionLost(await self.cannot_open())
+
+    async def share(self, session: UserSession, user: str, scope: str | None) -> None:
+        host = self.host_of(session)
+        host.learn(await host.ask("share", session=session.name, user=user, scope=scope))
+
+    async def drive(self, session: UserSession, token: str) -> None:
+        if token not in session.tokens:
+            await self.host_of(session).ask("drive", session=session.name, token=token)
+
+    async def persist(self, session: UserSession) -> None:
+        """Do nothing: the host sees the welcome, too."""
+
+    @contextlib.contextmanager
+    def client(self, session: UserSession) -> Iterator[None]:
+        """Count nothing: the host does, for all gateways."""
+        yield
+
+    async def end(self, session: UserSession, reason: str) -> None:
+        await self.host_of(session).ask("end", END_TIMEOUT, session=session.name, reason=reason)
+
+    def share_signed_out(self, ended: Mapping[str, float]) -> None:
+        """Tell the other gateways, by every host that answers; one that does not is told when it does."""
+        for one in self._connections.values():
+            if one.heard.is_set():
+                tasks.run("tell a session host", one.ask("signed_out", ended=dict(ended)))
+
+    def prepare_spare(self) -> None:
+        """Do nothing: the hosts do."""
+
+    async def end_all(self) -> None:
+        """End nothing: sessions outlive their gateways."""
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        for one in self._connections.values():
+            one.close()
+
+    def abandon(self) -> None:
+        """Do nothing: the lines end with this process."""
+
+
+async def _nothing(ended: Mapping[str, float]) -> None:
+    pass
+
+
+class HostedLines(DriverLines):
+    """Lead from a gateway's clients to drivers on session hosts."""
+
+    def __init__(self, hosts: SessionHosts) -> None:
+        self._hosts = hosts
+
+    async def greet(self, session: UserSession, hello: Hello, hello_frame: bytes, guest: str | None) -> DriverLink:
+        """Do as `DriverLines.greet`, on the session's host. Raise `ConnectionLost` if it does not answer."""
+        about = {"session": session.name, "hello": hello_frame, "guest": guest}
+        line = await self._hosts.open_line(self._hosts.host_of(session), Request("attach", about), session)
+        try:
+            line.answer = await line.next()
+        except BaseException:
+            line.close()
+            raise
+        if line.answer is None and line.error is None:
+            line.close()
+            raise ConnectionLost(f"the line to the host of session {session.name!r} was cut")
+        return line
+
+    async def loss(self, session: UserSession, link: DriverLink) -> LoomError | None:
+        """Return None: the host has said why, or the line was cut, and the client comes back on another."""
+        return None
+
+    def left(self, session: UserSession, gone: bool) -> None:
+        """Do nothing: the host ends a session that nobody opens."""

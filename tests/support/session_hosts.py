@@ -1,0 +1,212 @@
+"""Several gateways and session hosts on this machine, behind one address as a Service gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+import loom
+from tests.support.gateways import BOUND, TOKEN
+from tests.support.processes import read_json, start
+
+
+class Service:
+    """Passes each connection on to one of several ports of this machine, in turn, that takes it.
+
+    A stand-in for a Service of Kubernetes, or a load balancer without sessions.
+    """
+
+    def __init__(self) -> None:
+        self.ports: Sequence[int] = ()
+        self._turn = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="service")
+        self._thread.start()
+        listening = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._pass_on, "127.0.0.1", 0), self._loop
+        )
+        self._server = listening.result(BOUND)
+        self.url = f"ws://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ports = list(self.ports)
+        self._turn += 1
+        for number in range(len(ports)):
+            try:
+                there = await asyncio.open_connection("127.0.0.1", ports[(self._turn + number) % len(ports)])
+            except OSError:
+                continue
+            await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
+            return
+        writer.transport.abort()
+
+    def close(self) -> None:
+        def end() -> None:
+            self._server.close()
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.call_later(0.1, self._loop.stop)
+
+        self._loop.call_soon_threadsafe(end)
+        self._thread.join(BOUND)
+        self._loop.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(256 << 10):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+
+
+class Member:
+    """A process of a cluster, which can be killed and started again in the same place."""
+
+    def __init__(self, folder: Path, name: str, *command: str) -> None:
+        self.name = name
+        self._command = command
+        self._output = folder / f"{name}.log"
+        self.process: subprocess.Popen[str]
+        self.address = ""
+
+    def start(self) -> Member:
+        command = [self.address.rpartition(":")[2] or "0" if part == "PORT" else part for part in self._command]
+        command = [part.replace(":PORT", f":{self.address.rpartition(':')[2] or 0}") for part in command]
+        with self._output.open("a") as output:
+            self.process = start(*command, stderr=output)
+        try:
+            told = read_json(self.process)
+        except AssertionError as error:
+            raise AssertionError(f"{self.name}: {error}; its output:\n{self._output.read_text()}") from None
+        self.address = str(told.get("url") or told["address"]).rpartition("/")[2]
+        return self
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=BOUND)
+
+    def drivers(self) -> list[psutil.Process]:
+        """The drivers that it has started, and that live."""
+        return [
+            one for one in psutil.Process(self.process.pid).children() if "loom_gateway.driver" in one.cmdline()
+        ]
+
+
+class HostedCluster:
+    """A weaver, session hosts and gateways, for the workers of a cluster. ``url`` leads to any of the gateways."""
+
+    def __init__(
+        self,
+        workers: Sequence[str],
+        hosts: int = 2,
+        gateways: int = 2,
+        host_options: Sequence[str] = (),
+        gateway_options: Sequence[str] = (),
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="loom-test-"))
+        self.key = self.secret("key")
+        weaver_secret = self.secret("weaver-secret")
+        given = [part for worker in workers for part in ("--worker", worker)]
+        self.weaver = self._member(
+            "weaver", "-m", "loom.weaver", "--state", str(self.folder / "weaver"),
+            "--listen", "127.0.0.1:PORT", "--secret-file", weaver_secret,
+        ).start()  # fmt: skip
+        shared = ["--weaver", self.weaver.address, "--weaver-secret", weaver_secret, "--host-key", self.key]
+        self.hosts = [
+            self._member(
+                f"host{number}", "-m", "loom_gateway.session_hosts", "--listen", "127.0.0.1:PORT",
+                "--state-dir", str(self.folder / f"host{number}"), *shared, *given, *host_options,
+            ).start()
+            for number in range(hosts)
+        ]  # fmt: skip
+        of_hosts = [part for host in self.hosts for part in ("--session-host", f"tcp://{host.address}")]
+        self._of_gateways = [*shared, *of_hosts, *gateway_options]
+        self.gateways = [self.gateway(f"gateway{number}").start() for number in range(gateways)]
+        self.service = Service()
+        self.service.ports = [gateway.port for gateway in self.gateways]
+        self.url = self.service.url
+
+    def gateway(self, name: str, key: str | None = None) -> Member:
+        """One more gateway, perhaps with another key."""
+        return self._member(
+            name, "-m", "loom_gateway", "--port", "PORT", "--token", TOKEN,
+            "--state-dir", str(self.folder / name), *self._of_gateways, "--host-key", key or self.key,
+        )  # fmt: skip
+
+    def secret(self, name: str) -> str:
+        """The path of a file with a new secret."""
+        path = self.folder / name
+        path.touch(0o600)
+        path.write_text(secrets.token_hex(32))
+        return str(path)
+
+    def _member(self, name: str, *command: str) -> Member:
+        return Member(self.folder, name, *command)
+
+    @property
+    def members(self) -> list[Member]:
+        return [*self.gateways, *self.hosts, self.weaver]
+
+    def connect(self, session: str | None = None, gateway: Member | None = None, **options: Any) -> loom.Job:
+        url = self.url if gateway is None else f"ws://{gateway.address}"
+        return loom.connect(url, TOKEN, session, **options)
+
+    def rest(self, path: str, gateway: Member | None = None, method: str = "GET", body: Any = None) -> Any:
+        url = self.url.replace("ws://", "http://") if gateway is None else f"http://{gateway.address}"
+        request = urllib.request.Request(url + path, method=method)
+        request.add_header("Authorization", f"Bearer {TOKEN}")
+        data = None
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
+            data = json.dumps(body).encode()
+        with urllib.request.urlopen(request, data, timeout=BOUND) as response:
+            return json.load(response)
+
+    def host_of(self, session: str) -> Member:
+        """The session host that has a session."""
+        (pid,) = [one["pid"] for one in self.rest("/api/v1/sessions")["sessions"] if one["name"] == session]
+        (found,) = [host for host in self.hosts if pid in [driver.pid for driver in host.drivers()]]
+        return found
+
+    def close(self) -> None:
+        self.service.close()
+        for member in self.members:
+            if member.process.poll() is None:
+                member.end(signal.SIGINT if member in self.hosts else signal.SIGTERM)
+        for process in psutil.process_iter(["cmdline"]):
+            if any(part.startswith(str(self.folder)) for part in process.info["cmdline"] or []):
+                os.kill(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> HostedCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for log in sorted(self.folder.glob("*.log")):
+                print(f"--- {log.name}\n{log.read_text()[-4000:]}")
+        self.close()
