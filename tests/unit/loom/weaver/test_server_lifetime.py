@@ -19,11 +19,14 @@ from typing import Any
 import pytest
 
 from loom.control.address import parse_weaver_address
+from loom.token_file import ADMIN
+from loom.weaver.keys import Keys
 from loom.weaver.liveness import LivenessTimeouts
 from tests.support.gateways import await_true
 from tests.support.processes import read_json, start
 from tests.unit.loom.weaver.raw_threadlet import (
     BOUND,
+    Line,
     RawThreadlet,
     Refused,
     WeaverProcess,
@@ -213,6 +216,27 @@ def test_a_weaver_ends_with_its_folder(tmp_path: Path) -> None:
     assert f"the folder {folder} is gone, and the weaver ends with it" in said
 
 
+def test_a_weaver_of_its_own_takes_requests_over_tcp_and_says_no_key(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "weaver", tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 2)
+    secret.chmod(0o600)
+    options = ["--state", str(folder), "--secret-file", str(secret), "--alert-network", "10.0.0.0/8"]
+    with start("-m", "loom.weaver", *options) as process:
+        host, _, port = read_json(process)["address"].removeprefix("tcp://").partition(":")
+        line = Line(socket.create_connection((host, int(port)), BOUND))
+        line.send("hello", Keys(secret.read_bytes()).gateway())
+        line.send("ask", 1, ADMIN, "policies", {})
+        assert line.receive() == ["answer", 1, {}]
+
+        process.terminate()
+
+        assert process.wait(BOUND) == 0
+    names = {path.name for path in folder.iterdir()}
+    assert {"holder.json", "link.json", "weaver.sqlite"} <= names
+    assert names.isdisjoint({"secret", "weaver.sock"})
+    assert json.loads((folder / "alerts.json").read_text())["networks"] == ["10.0.0.0/8"]
+
+
 def test_a_weaver_that_nobody_needs_any_more_ends() -> None:
     with running_weaver("--linger", "3") as weaver:
         gateway = weaver.gateway()
@@ -310,7 +334,13 @@ def test_a_port_that_was_taken_meanwhile_is_not_waited_for(weaver: WeaverProcess
 
 
 @pytest.mark.parametrize(
-    ("options", "code"), [(("--listen", "nowhere"), 2), (("--listen", "192.0.2.1:0"), 2), (("--beat", "0"), 2)]
+    ("options", "code"),
+    [
+        (("--listen", "nowhere"), 2),
+        (("--listen", "192.0.2.1:0"), 2),
+        (("--beat", "0"), 2),
+        (("--secret-file", "/nowhere"), 2),
+    ],
 )
 def test_wrong_options_are_refused(weaver: WeaverProcess, options: tuple[str, ...], code: int) -> None:
     weaver.end()
