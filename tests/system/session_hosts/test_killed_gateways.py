@@ -1,0 +1,112 @@
+"""A gateway is killed all the time under sessions that call, stream and run: nothing fails, is lost or doubled.
+
+Two gateways are killed in turn: LOOM_GATEWAY_KILLS times, by default 6, under LOOM_SESSIONS sessions, by default 6,
+with LOOM_PAUSE seconds between kills, by default 5.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import loom
+from loom_proxy.local import LocalCluster
+from tests.support.actors import Counter
+from tests.support.gateways import BOUND
+from tests.support.session_hosts import HostedCluster
+
+KILLS = int(os.environ.get("LOOM_GATEWAY_KILLS", "6"))
+
+SESSIONS = int(os.environ.get("LOOM_SESSIONS", "6"))
+
+PAUSE = float(os.environ.get("LOOM_PAUSE", "5"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 4 * KILLS * PAUSE)]
+
+
+def call(job: loom.Job, counter: loom.ActorMesh) -> Iterator[int]:
+    while True:
+        yield counter.add.call_one(1).get(timeout=BOUND)
+
+
+def stream(job: loom.Job, counter: loom.ActorMesh) -> Iterator[int]:
+    while True:
+        for answer in counter.add.stream(1):
+            yield answer.get(timeout=BOUND)
+
+
+def run(job: loom.Job, counter: loom.ActorMesh) -> Iterator[int]:
+    while True:
+        yield job.run(lambda: counter.add.call_one(1).get(timeout=40.0))
+
+
+KINDS = (call, stream, run)
+
+
+class Session(threading.Thread):
+    """A client that counts in one way until it is told to end."""
+
+    def __init__(self, hosted: HostedCluster, count: Callable[..., Iterator[int]]) -> None:
+        super().__init__(name=count.__name__)
+        self._hosted = hosted
+        self._count = count
+        self.over = threading.Event()
+        self.begun = threading.Event()
+        self.answers: list[int] = []
+        self.longest = 0.0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with self._hosted.connect() as job:
+                procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1})
+                counts = self._count(job, procs.spawn("counter", Counter, 0))
+                while not self.over.wait(0.05):
+                    began = time.monotonic()
+                    self.answers.append(next(counts))
+                    self.longest = max(self.longest, time.monotonic() - began)
+                    self.begun.set()
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+        finally:
+            self.begun.set()
+
+
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A gateway of several that is killed fails, loses and doubles no call of a session on a session host",
+)
+def test_no_call_fails_is_lost_or_doubled(cluster: LocalCluster) -> None:
+    with HostedCluster(cluster.workers) as hosted:
+        sessions = [Session(hosted, KINDS[number % len(KINDS)]) for number in range(SESSIONS)]
+        for session in sessions:
+            session.start()
+        for session in sessions:
+            assert session.begun.wait(4 * BOUND)
+        opened = []
+        for kill in range(KILLS):
+            time.sleep(PAUSE)
+            gateway = hosted.gateways[kill % 2]
+            gateway.end()
+            began = time.monotonic()
+            with hosted.connect() as job:
+                assert job.run(lambda: 5) == 5
+            opened.append(time.monotonic() - began)
+            gateway.start()
+        for session in sessions:
+            session.over.set()
+        for session in sessions:
+            session.join(4 * BOUND)
+
+    print(f"{KILLS} kills; {sum(len(one.answers) for one in sessions)} answers")
+    print(
+        f"longest waits: {sorted(round(one.longest, 2) for one in sessions)[-3:]} s, opened in {max(opened):.2f} s"
+    )
+    assert [session.error for session in sessions if session.error is not None] == []
+    for session in sessions:
+        assert session.answers == list(range(1, len(session.answers) + 1))
+        assert len(session.answers) > KILLS
