@@ -305,6 +305,10 @@ class ConnectionLost(Unavailable, code="connection_lost", http_status=404):
     """The connection to the gateway broke while a caller was waiting for an answer."""
 
 
+class SessionHostUnreachable(ConnectionLost, code="session_host_unreachable", http_status=503):
+    """The gateway cannot reach the host that has the session, or may have it; clients try again by themselves."""
+
+
 class WaitTimeout(LoomError, TimeoutError, code="timeout"):
     """`FutureProxy.get` waited for ``timeout`` seconds.
 

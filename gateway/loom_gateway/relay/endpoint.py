@@ -65,7 +65,7 @@ class DrainState:
 
     async def over(self) -> None:
         """Wait until no session is left, or until the seconds given to `begin` are over."""
-        while sessions := self._manager.sessions():
+        while sessions := self._manager.awaited():
             try:
                 await asyncio.wait_for(sessions[0].over.wait(), self._left)
             except asyncio.TimeoutError:

@@ -99,6 +99,8 @@ class DriverLink(asyncio.Protocol):
 
     def __init__(self, traffic: Traffic) -> None:
         self._transport: asyncio.Transport
+        self.max_frame = MAX_DRIVER_FRAME
+        """Bytes of the largest frame that is taken."""
         self._head = b""  # an incomplete length
         self._pieces: list[Buffer] = []  # the parts of the current frame that have arrived
         self._missing = 0  # bytes of the current frame that have not arrived
@@ -153,7 +155,7 @@ class DriverLink(asyncio.Protocol):
                     self._head = data[position:]
                     return
                 (length,) = LENGTH.unpack_from(data, position)
-                if length > MAX_DRIVER_FRAME:
+                if length > self.max_frame:
                     self._refuse(length)
                     return
                 self._missing = length
@@ -169,7 +171,7 @@ class DriverLink(asyncio.Protocol):
     def _refuse(self, length: int) -> None:
         """Close the connection before anything of a frame over the limit is kept."""
         self.error = ProtocolMismatch(
-            f"the session's driver announces a frame of {length} bytes, over the limit of {MAX_DRIVER_FRAME}: code "
+            f"the session's driver announces a frame of {length} bytes, over the limit of {self.max_frame}: code "
             f"of the session has written to the driver's socket"
         )
         self._transport.abort()

@@ -31,6 +31,9 @@ from loom_gateway.sessions.session import UserSession
 
 LOOK_EVERY = 0.1  # seconds between two looks at what has changed
 
+PART = 100
+"""Sessions that are told at once."""
+
 UNOPENED = 30.0  # seconds that a new session waits for its client
 
 Method = Callable[[Mapping[str, Any]], Awaitable[object]]
@@ -206,26 +209,28 @@ class Changes:
 
     async def tell(self) -> None:
         while True:
-            news = self._news()
-            if news:
+            for news in self._news():  # at once: no answer about a newer session comes between
                 self._line.send({"news": news})
-                await self._line.drained()
+            await self._line.drained()
             await asyncio.sleep(LOOK_EVERY)
 
-    def _news(self) -> dict[str, Any]:
+    def _news(self) -> list[dict[str, Any]]:
+        """Return what has changed, in parts of a bounded size; the names of all sessions come last."""
         sessions = {session.name: session for session in self._manager.sessions()}
         now = {name: (one.driver.record, one.state, one.clients, one.why_not_yet) for name, one in sessions.items()}
         changed = [description_of(sessions[name]) for name, facts in now.items() if self._told.get(name) != facts]
-        gone = [name for name in self._told if name not in now]
         ended = {id(one): one for one in self._manager.ended.all()}
         new = [asdict(one) for key, one in ended.items() if key not in self._ended]
         about = self._about_host()
-        news = {"sessions": changed, "gone": gone, "ended": new}
-        found: dict[str, Any] = {name: value for name, value in news.items() if value}
+        found: list[dict[str, Any]] = [{"ended": new[at : at + PART]} for at in range(0, len(new), PART)]
+        found += [{"sessions": changed[at : at + PART]} for at in range(0, len(changed), PART)]
+        last: dict[str, Any] = {}
         if about != self._about:
-            found["host"] = about
+            last["host"] = about
         if self._signed_out != self._host.signed_out:
-            self._signed_out = found["signed_out"] = self._host.signed_out
+            self._signed_out = last["signed_out"] = self._host.signed_out
+        if last or self._told.keys() != now.keys():
+            found.append({**last, "names": list(now)})
         self._told, self._ended, self._about = now, ended, about
         return found
 

@@ -15,9 +15,9 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
-from loom.errors import ConnectionLost, LoomError, UnknownSession, WorkerUnreachable
+from loom.errors import ConnectionLost, LoomError, SessionHostUnreachable, UnknownSession, WorkerUnreachable
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.wire.handshake import Hello
@@ -57,10 +57,8 @@ class HostedDriver(DriverProcess):
         """Do nothing: it is its host's."""
 
     def went(self, ended: EndedSession | None) -> None:
-        """Note that it has ended; None: another driver goes on with its session."""
-        if ended is None:
-            self.leaves_functions = True
-        else:
+        """Note that it has ended; None: how is not known, or another driver goes on with its session."""
+        if ended is not None:
             self.exit_code = ended.exit_code
             self.reason = "" if ended.lost else ended.reason
             self.output = ended.output.splitlines()
@@ -128,20 +126,17 @@ class HostConnection:
                 self._take(said["news"])
 
     def _take(self, news: Mapping[str, Any]) -> None:
-        ended = [EndedSession(**one) for one in news.get("ended", ())]
-        for one in ended:
+        for told in news.get("ended", ()):
+            one = _made(EndedSession, told)
             if self._all.ended.get(one.name) is None:
                 self._all.ended.add(one)
-        told = {one["record"]["session"]: one for one in news.get("sessions", ())}
-        for description in told.values():
+        for description in news.get("sessions", ()):
             self.learn(description)
-        gone = list(news.get("gone", ()))
-        if not self.heard.is_set():  # the first news on a line is all that there is
-            gone += [name for name in self.sessions if name not in told]
-        for name in gone:
-            self._forget(name)
+        if "names" in news:
+            for name in set(self.sessions).difference(news["names"]):
+                self._forget(name)
         self.about = news.get("host", self.about)
-        if not self.heard.is_set():
+        if "names" in news and not self.heard.is_set():
             self.heard.set()
             if known := self._all.signed_out():
                 tasks.run("tell a session host", self.ask("signed_out", ended=known))
@@ -150,7 +145,7 @@ class HostConnection:
 
     def learn(self, description: Mapping[str, Any]) -> UserSession:
         """Take what the host tells of a session; return it."""
-        record, state = DriverRecord(**description["record"]), SessionState(description["state"])
+        record, state = _made(DriverRecord, description["record"]), SessionState(description["state"])
         session = self.sessions.get(record.session)
         if session is None or session.pid != record.pid:
             driver = HostedDriver(self, record)
@@ -158,6 +153,7 @@ class HostConnection:
                 session = self.sessions[record.session] = UserSession(driver)
             else:
                 assert isinstance(session.driver, HostedDriver)
+                session.driver.leaves_functions = True
                 session.driver.went(None)
                 session.driver = driver
             session.questions = HostedQuestions(self, driver)
@@ -176,8 +172,8 @@ class HostConnection:
         session.ends.set()
         ended = self._all.ended.get(name)
         assert isinstance(session.driver, HostedDriver)
+        session.driver.went(ended)
         if ended is not None:
-            session.driver.went(ended)
             self._all.on_end(session)
         session.over.set()
 
@@ -189,24 +185,27 @@ class HostConnection:
         asked, self._asked = self._asked, {}
         for one in asked.values():
             if not one.done():
-                one.set_exception(ConnectionLost(f"the session host {self.address} does not answer: {self.why}"))
+                one.set_exception(self._unreachable())
+
+    def _unreachable(self) -> SessionHostUnreachable:
+        return SessionHostUnreachable(f"the session host {self.address} does not answer: {self.why}")
 
     async def ask(self, method: str, timeout: float = ANSWER_TIMEOUT, **about: Any) -> Any:
         """Ask the host for something.
 
         Raises:
-            ConnectionLost: the line does not hold; what was asked may have been done.
+            SessionHostUnreachable: the line does not hold; what was asked may have been done.
             LoomError: the host refuses.
         """
         if self._line is None or not self.heard.is_set():
-            raise ConnectionLost(f"the session host {self.address} does not answer: {self.why}")
+            raise self._unreachable()
         number = next(self._numbers)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             self._line.send([number, method, about])
             said = await asyncio.wait_for(asked, timeout)
         except asyncio.TimeoutError:
-            raise ConnectionLost(
+            raise SessionHostUnreachable(
                 f"the session host {self.address} has not answered to {method} in {timeout:g} s"
             ) from None
         finally:
@@ -364,13 +363,17 @@ class SessionHosts:
     def sessions(self) -> list[UserSession]:
         return [session for one in self._connections.values() for session in one.sessions.values()]
 
+    def awaited(self) -> list[UserSession]:
+        """Return none: they outlive their gateways."""
+        return []
+
     def find(self, name: str) -> UserSession | EndedSession | None:
-        """Return a session. Raise `ConnectionLost` if it may be on a host that does not answer now."""
+        """Return a session. Raise `SessionHostUnreachable` if it may be on a host that does not answer now."""
         found = next((one.sessions[name] for one in self._connections.values() if name in one.sessions), None)
         known = found or self.ended.get(name)
         if known is None and (silent := self._silent()):
             why = "; ".join(f"{one.address}: {one.why}" for one in silent)
-            raise ConnectionLost(f"session {name!r} may be on a session host that does not answer: {why}")
+            raise SessionHostUnreachable(f"session {name!r} may be on a session host that does not answer: {why}")
         return known
 
     def get(self, name: str) -> UserSession:
@@ -409,7 +412,7 @@ class SessionHosts:
         """Open a session on the host that has the fewest.
 
         Raises:
-            ConnectionLost: no host answers that was not told to stop.
+            SessionHostUnreachable: no host answers that was not told to stop.
         """
         hosts = [one for one in self._connections.values() if one.takes_sessions]
         refused: LoomError | None = None
@@ -421,7 +424,7 @@ class SessionHosts:
                 refused = error
             finally:
                 host.opening -= 1
-        raise refused or ConnectionLost(await self.cannot_open())
+        raise refused or SessionHostUnreachable(await self.cannot_open())
 
     async def share(self, session: UserSession, user: str, scope: str | None) -> None:
         host = self.host_of(session)
@@ -464,6 +467,14 @@ class SessionHosts:
         """Do nothing: the lines end with this process."""
 
 
+M = TypeVar("M", DriverRecord, EndedSession)
+
+
+def _made(kind: type[M], told: Mapping[str, Any]) -> M:
+    """Return what a host tells, without what only a newer version of it knows."""
+    return kind(**{name: told[name] for name in kind.__dataclass_fields__ if name in told})
+
+
 async def _nothing(ended: Mapping[str, float]) -> None:
     pass
 
@@ -475,7 +486,7 @@ class HostedLines(DriverLines):
         self._hosts = hosts
 
     async def greet(self, session: UserSession, hello: Hello, hello_frame: bytes, guest: str | None) -> DriverLink:
-        """Do as `DriverLines.greet`, on the session's host. Raise `ConnectionLost` if it does not answer."""
+        """Do as `DriverLines.greet`, on the session's host; also raise `SessionHostUnreachable`."""
         about = {"session": session.name, "hello": hello_frame, "guest": guest}
         line = await self._hosts.open_line(self._hosts.host_of(session), Request("attach", about), session)
         try:
@@ -485,7 +496,7 @@ class HostedLines(DriverLines):
             raise
         if line.answer is None and line.error is None:
             line.close()
-            raise ConnectionLost(f"the line to the host of session {session.name!r} was cut")
+            raise SessionHostUnreachable(f"the line to the host of session {session.name!r} was cut")
         return line
 
     async def loss(self, session: UserSession, link: DriverLink) -> LoomError | None:

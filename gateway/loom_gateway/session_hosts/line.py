@@ -23,7 +23,7 @@ from typing import Any
 
 import msgpack
 
-from loom.errors import ConnectionLost, Denied, LoomError, ProtocolMismatch, TokenFileError
+from loom.errors import ConnectionLost, Denied, LoomError, ProtocolMismatch, SessionHostUnreachable, TokenFileError
 from loom.mutual_auth import Exchange, Purpose, Side, checked_nonce, new_nonce
 from loom.process import tasks
 from loom.process.listen import Strangers
@@ -31,7 +31,7 @@ from loom.wire.frames import decode_frame
 from loom.wire.handshake import PROTOCOL, check_protocol, error_from_refusal, refusal
 from loom.wire.messages import Buffer, Kind
 from loom.wire.stream import unnumbered_frame
-from loom_gateway.relay.links import DriverLink
+from loom_gateway.relay.links import MAX_DRIVER_FRAME, DriverLink
 from loom_gateway.sessions.session import Traffic
 from loom_gateway.workers.sources import parse_worker_address
 
@@ -44,6 +44,12 @@ SHORTEST_KEY = 32
 
 MOST_STRANGERS = 256
 """Lines that have not shown the key. Beyond them, the oldest is cut off."""
+
+MAX_STRANGE = 64 << 10
+"""Bytes of a frame of who has not shown the key."""
+
+MAX_CONTROL = 32 << 20
+"""Bytes of a frame on a control line: a description of a session has 8 MiB at most."""
 
 _SILENCE = 20_000  # milliseconds without an answer of the other machine after which a line is cut
 _LIFETIME = datetime.timedelta(days=3650)
@@ -73,6 +79,7 @@ class Line(DriverLink):
     def __init__(self, traffic: Traffic | None = None, made: Callable[[Line], object] | None = None) -> None:
         super().__init__(Traffic() if traffic is None else traffic)
         self._made = made
+        self.max_frame = MAX_STRANGE
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -81,6 +88,10 @@ class Line(DriverLink):
         _keep_alive(transport.get_extra_info("socket"))
         if self._made is not None:
             self._made(self)
+
+    def trust(self, request: Request) -> None:
+        """Take larger frames from now on: the other side knows the key."""
+        self.max_frame = MAX_CONTROL if request.line == "control" else MAX_DRIVER_FRAME
 
     @property
     def peer(self) -> str:
@@ -202,7 +213,7 @@ async def open_line(address: str, key: str, request: Request, traffic: Traffic |
     """Open a line to the session host at ``tcp://HOST:PORT``.
 
     Raises:
-        ConnectionLost: nobody answers there, or not in time.
+        SessionHostUnreachable: nobody answers there, or not in time.
         Denied: who answers knows another key, or none.
         ProtocolMismatch: the host is of another version of Loom.
     """
@@ -214,16 +225,16 @@ async def open_line(address: str, key: str, request: Request, traffic: Traffic |
         )
     except (OSError, asyncio.TimeoutError) as error:
         why = str(error) or f"no answer within {CONNECT_TIMEOUT:g} s"
-        raise ConnectionLost(f"the session host {address} does not answer: {why}") from error
+        raise SessionHostUnreachable(f"the session host {address} does not answer: {why}") from error
     try:
         await _prove(line, key, request)
     except BaseException as error:
         line.abort()
         if isinstance(error, Denied):
             raise Denied(f"the session host {address} has another --host-key: {error}") from error
-        if isinstance(error, LoomError) and not isinstance(error, (ConnectionLost, ProtocolMismatch)):
+        if isinstance(error, LoomError) and not isinstance(error, ProtocolMismatch):
             # It has not proven itself, and may be anybody: nothing may be believed that it says of a session.
-            raise ConnectionLost(f"who answers at {address} is no session host of this key: {error}") from error
+            raise SessionHostUnreachable(f"no session host of this key answers at {address}: {error}") from error
         raise
     return line
 
@@ -244,6 +255,7 @@ async def _prove(line: Line, key: str, request: Request) -> None:
     answer = await line.take(CONNECT_TIMEOUT)
     if not isinstance(answer, Mapping) or not exchange.proves(str(answer.get("proof")), Side.ANSWERS, seen):
         raise Denied("it does not prove that it knows the key")
+    line.trust(request)
 
 
 class LineServer:
@@ -258,7 +270,7 @@ class LineServer:
         self._serve_line = serve
         self._strangers: Strangers[Line] = Strangers(MOST_STRANGERS, Line.abort)
         self._lines: set[Line] = set()
-        self._server: asyncio.Server
+        self._server: asyncio.Server | None = None
         self._certificate = ""
 
     async def start(self, listener: socket.socket) -> None:
@@ -270,7 +282,8 @@ class LineServer:
 
     def close(self) -> None:
         """Stop listening, and close all lines."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for line in list(self._lines):
             line.close()
 
@@ -308,6 +321,7 @@ class LineServer:
             raise ProtocolMismatch("a gateway begins with a proof; this one began with something else") from error
         check_protocol(request.protocol, ours="session host", theirs="gateway")
         self._strangers.discard(line)
+        line.trust(request)
         line.send({"proof": exchange.proof(Side.ANSWERS, self._certificate)})
         return request
 

@@ -65,6 +65,9 @@ class SessionDirectory(Protocol):
     def sessions(self) -> list[UserSession]:
         """Return the living sessions."""
 
+    def awaited(self) -> list[UserSession]:
+        """Return the sessions that a gateway waits for before it ends: not those that outlive it."""
+
     def find(self, name: str) -> UserSession | EndedSession | None:
         """Return a session, one that lives before one that has ended. `AccessControl` decides on access."""
 

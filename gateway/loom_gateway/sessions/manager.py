@@ -188,6 +188,10 @@ class SessionManager:
     def sessions(self) -> list[UserSession]:
         return list(self._sessions.values())
 
+    def awaited(self) -> list[UserSession]:
+        """Return the sessions that a gateway waits for before it ends."""
+        return self.sessions()
+
     def find(self, name: str) -> UserSession | EndedSession | None:
         """Return a session, one that lives before one that has ended. `AccessControl` decides on access."""
         return self._sessions.get(name) or self.ended.get(name)

@@ -139,7 +139,7 @@ async def test_nothing_is_believed_of_who_has_not_proven_itself() -> None:
         await reader.read()
 
     server = await asyncio.start_server(pretend, "127.0.0.1", 0, ssl=context)
-    with pytest.raises(ConnectionLost, match="no session host of this key"):
+    with pytest.raises(ConnectionLost, match="no session host of this key answers"):
         await open_line(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", KEY, Request("attach", {}))
     server.close()
 
@@ -183,6 +183,15 @@ async def test_garbage_is_dropped(garbage: bytes, encrypted: bool) -> None:
         line = await open_line(address, KEY, Request("control", {}))
         assert await line.take(BOUND) == ["control", {}]
         line.close()
+
+
+async def test_what_shows_no_key_sends_little() -> None:
+    async with served() as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(address), ssl=module._context())
+        writer.write(LENGTH.pack(module.MAX_STRANGE + 1))
+        with contextlib.suppress(OSError):
+            await asyncio.wait_for(reader.read(-1), BOUND)  # until the host closes, which waits for nothing
+        writer.close()
 
 
 async def test_who_shows_no_key_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
