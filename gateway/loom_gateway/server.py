@@ -52,7 +52,7 @@ SWITCH = 0.0005
 def serve(settings: GatewaySettings) -> None:
     """Run a gateway until a signal ends it. Raise a `LoomError` if a setting or a file cannot be used."""
     hosted = _hosted(settings)
-    workers = None if hosted is not None else workers_of(settings)
+    workers = None if hosted is not None else workers_of(settings, "a gateway")
     elsewhere = remote_weaver(settings)
     if hosted is not None and elsewhere is None:
         raise WrongArguments("--session-host needs --weaver, the one that the session hosts have, too")

@@ -65,10 +65,10 @@ def _limits(mount: Path, path: str, name: str) -> list[int]:
     return found
 
 
-def workers_of(settings: SessionSettings) -> WorkerHosts:
+def workers_of(settings: SessionSettings, who: str) -> WorkerHosts:
     """Return the workers that settings name. Raise `WrongArguments` if they name none."""
     if not settings.worker and not settings.workers:
-        raise WrongArguments("sessions need workers: give --worker tcp://HOST:PORT, or --workers; see --help")
+        raise WrongArguments(f"{who} needs workers: give --worker tcp://HOST:PORT, or --workers; see --help")
     return WorkerHosts([parse_source(given) for given in settings.worker + settings.workers])
 
 

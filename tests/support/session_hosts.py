@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 import loom
-from tests.support.gateways import BOUND, TOKEN
+from tests.support.gateways import BOUND, TOKEN, await_true
 from tests.support.processes import read_json, start
 
 
@@ -186,7 +186,14 @@ class HostedCluster:
 
     def host_of(self, session: str) -> Member:
         """The session host that has a session."""
-        (pid,) = [one["pid"] for one in self.rest("/api/v1/sessions")["sessions"] if one["name"] == session]
+        pids: list[int] = []
+
+        def is_known() -> bool:  # by the gateway that the service chooses
+            pids[:] = [one["pid"] for one in self.rest("/api/v1/sessions")["sessions"] if one["name"] == session]
+            return bool(pids)
+
+        await_true(is_known)
+        (pid,) = pids
         (found,) = [host for host in self.hosts if pid in [driver.pid for driver in host.drivers()]]
         return found
 

@@ -43,7 +43,7 @@ def _serve(settings: SessionHostSettings) -> None:
     """Run sessions for gateways. Prints one line of JSON when ready."""
     logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")
     limit_log()
-    workers = workers_of(settings)
+    workers = workers_of(settings, "a session host")
     if settings.host_key is None:
         raise WrongArguments("a session host needs --host-key, the file that its gateways have, too")
     key, elsewhere = read_key(settings.host_key), remote_weaver(settings)

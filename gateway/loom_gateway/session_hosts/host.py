@@ -72,13 +72,10 @@ class SessionHost:
 
     async def _control(self, line: Line) -> None:
         telling = tasks.keep_running("tell a gateway", Changes(self, self._manager, line).tell)
-        asked: set[asyncio.Task[None]] = set()
         try:
             while True:
                 number, method, about = await line.take()
-                task = asyncio.ensure_future(self._answer(line, number, method, about))
-                asked.add(task)
-                task.add_done_callback(asked.discard)
+                tasks.run("answer a gateway", self._answer(line, number, method, about))
         except (TypeError, ValueError) as error:
             raise ProtocolMismatch(f"a request of a gateway makes no sense: {error}") from error
         finally:

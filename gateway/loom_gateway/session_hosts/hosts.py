@@ -94,7 +94,7 @@ class HostConnection:
         """Set while the line holds and the host has told of its sessions."""
         self.why = "it has not answered yet"
         """Why the line does not hold."""
-        self._keeping = tasks.run("keep a line to a session host", self._keep())
+        self._keeping = tasks.keep_running("keep a line to a session host", self._keep)
 
     async def _keep(self) -> None:
         while True:

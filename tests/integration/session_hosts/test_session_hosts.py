@@ -83,6 +83,7 @@ def log_of(gateway: Any, session: str, follow: bool = False) -> str:
 def test_a_log_is_read_by_each_gateway_also_after_the_end(hosted: HostedCluster) -> None:
     first, second = hosted.gateways
     with hosted.connect(gateway=first) as job:
+        await_true(lambda: job.session in names(hosted, second))
         job.run(print, "said in the driver")
         for gateway in hosted.gateways:
             await_true(lambda gateway=gateway: "said in the driver" in log_of(gateway, job.session))
@@ -103,6 +104,7 @@ def test_a_share_holds_at_each_gateway_and_its_end_too(hosted: HostedCluster) ->
     first, second = hosted.gateways
     path = "/shares/ben"
     with hosted.connect(gateway=first) as job:
+        await_true(lambda: job.session in names(hosted, second))
         hosted.rest(f"/api/v1/sessions/{job.session}{path}", first, "PUT", {"scope": "view"})
 
         def shared() -> Any:
@@ -119,6 +121,7 @@ def test_a_share_holds_at_each_gateway_and_its_end_too(hosted: HostedCluster) ->
 def test_it_is_ended_by_another_gateway_and_its_client_learns_why(hosted: HostedCluster) -> None:
     first, second = hosted.gateways
     job = hosted.connect(gateway=first)
+    await_true(lambda: job.session in names(hosted, second))
     hosted.rest(f"/api/v1/sessions/{job.session}", second, "DELETE")
 
     with pytest.raises(LoomError, match="ended over REST"):

@@ -123,6 +123,7 @@ async def test_a_log_is_followed_further_after_a_failed_read() -> None:
 # -- every task of the cluster's side -----------------------------------------------------------------------
 
 SHORT = {
+    "answer a gateway",
     "answer a request",
     "begin functions of an earlier driver",
     "beat for a trainer",
@@ -131,9 +132,13 @@ SHORT = {
     "end a session",
     "end the session",
     "follow a command",
+    "kill a driver",
+    "learn who has signed out",
     "read for a trainer",
+    "serve a line",
     "start a function again",
     "talk to a debugger",
+    "tell a session host",
 }
 """The names of tasks that do one thing, for a caller that would not be helped if they did it again, or serve one
 connection, whose end the other side sees."""
@@ -151,6 +156,7 @@ AWAITED = {
     "relay/http_tunnel.py": "the tunnel is closed with it",
     "relay/endpoint.py": "the relayed connection waits for it",
     "rest/sessions.py": "the request waits for it",
+    "session_hosts/__main__.py": "the end of the session host waits for it",
     "sessions/driver_process.py": "the change of the record waits for it",
     "sessions/manager.py": "the session that needs a driver waits for it",
     "sessions/session.py": "those who ask wait for it",
