@@ -72,6 +72,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: KINDS.index(_kind(item.path)))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Note what its fixtures have done, which is not the test's doing."""
+    global _was_root_client
+    _was_root_client = _is_root_client()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Fail the test that breaks what others use. No fixture: thousands of tests would set it up."""
@@ -140,9 +147,7 @@ _was_root_client = False
 
 
 def _check_root_client(item: pytest.Item) -> None:
-    global _was_root_client
-    before, _was_root_client = _was_root_client, _is_root_client()
-    if not before and _was_root_client and _kind(item.path) == "unit":
+    if not _was_root_client and _is_root_client() and _kind(item.path) == "unit":
         pytest.fail("the test made its process a root client of Monarch: run that part in a process of its own")
 
 

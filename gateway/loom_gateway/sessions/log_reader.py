@@ -182,10 +182,10 @@ def _files_of(path: str) -> list[IO[bytes]]:
 def _is_at(path: str, file: IO[bytes] | None) -> bool:
     """Return whether a path leads to a file, or to none that can be opened."""
     found = _open_if_there(path)
-    if found is None or file is None:
-        return found is file
+    if found is None:
+        return file is None
     with found:
-        return _is_same(found, file)
+        return file is not None and _is_same(found, file)
 
 
 def _is_same(one: IO[bytes], other: IO[bytes]) -> bool:
