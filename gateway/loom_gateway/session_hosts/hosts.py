@@ -51,7 +51,7 @@ class HostedDriver(DriverProcess):
     def signal(self, number: int) -> None:
         """Have the host kill it; the host sends no other signal."""
         if number == signal.SIGKILL:
-            tasks.run("kill a driver", self._host.ask("kill", session=self.record.session))
+            tasks.run("kill a driver", self._host.tell("kill", session=self.record.session))
 
     def abandon(self) -> None:
         """Do nothing: it is its host's."""
@@ -139,7 +139,7 @@ class HostConnection:
         if "names" in news and not self.heard.is_set():
             self.heard.set()
             if known := self._all.signed_out():
-                tasks.run("tell a session host", self.ask("signed_out", ended=known))
+                tasks.run("tell a session host", self.tell("signed_out", ended=known))
         if "signed_out" in news:
             tasks.run("learn who has signed out", self._all.learn_signed_out(news["signed_out"]))
 
@@ -213,6 +213,11 @@ class HostConnection:
         if "error" in said:
             read_frame(said["error"])
         return said.get("value")
+
+    async def tell(self, method: str, **about: Any) -> None:
+        """Ask the host for something that nobody waits for, if it answers."""
+        with contextlib.suppress(LoomError):
+            await self.ask(method, **about)
 
     @property
     def takes_sessions(self) -> bool:
@@ -449,7 +454,7 @@ class SessionHosts:
         """Tell the other gateways, by every host that answers; one that does not is told when it does."""
         for one in self._connections.values():
             if one.heard.is_set():
-                tasks.run("tell a session host", one.ask("signed_out", ended=dict(ended)))
+                tasks.run("tell a session host", one.tell("signed_out", ended=dict(ended)))
 
     def prepare_spare(self) -> None:
         """Do nothing: the hosts do."""
