@@ -26,28 +26,16 @@ def main() -> None:
     hide_from_proc("LOOM_TOKEN")
     hide_arguments()
 
-    import typer
+    from loom_gateway.settings import GatewaySettings, run_process
 
-    from loom.errors import LoomError
-    from loom.process.error_exit import report
-    from loom_gateway.settings import GatewaySettings, command
-
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command(_serve, GatewaySettings))
-    try:
-        app(prog_name="loom serve gateway")
-    except LoomError as error:
-        sys.exit(report(error))
+    run_process(_serve, GatewaySettings, "gateway", "uvicorn.error")
 
 
 def _serve(settings: GatewaySettings) -> None:
     """Serve sessions on the workers: WebSocket, REST and health on one port. Prints one line of JSON when ready."""
     from loom.extras import GATEWAY_MODULES, require
-    from loom.terminal_text import limit_log
 
     os.environ.pop("LOOM_TOKEN", None)  # drivers and the weaver inherit the environment
-    logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")
-    limit_log("uvicorn.error")
     hide_headers("uvicorn.error")
     require(GATEWAY_MODULES, "a gateway")
     _warn_of_a_shown_token(settings)

@@ -9,7 +9,9 @@ command has its help there too.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
@@ -18,7 +20,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from loom.errors import WrongArguments
+from loom.errors import LoomError, WrongArguments
+from loom.process.error_exit import report
+from loom.terminal_text import limit_log
 
 _EXIT_WITH_PARENT = "End when standard input, a pipe of the parent's, is closed."
 
@@ -319,6 +323,27 @@ def command(run: Callable[[S], None], kind: type[S]) -> Callable[..., None]:
         [parameter(setting) for setting in settings]
     )
     return with_options
+
+
+def run_process(serve: Callable[[S], None], kind: type[S], name: str, *loggers: str) -> None:
+    """Run the process of a ``loom serve`` with the settings on its command line. Exit if it raises a `LoomError`.
+
+    The log has the settings' level; ``loggers`` are further ones that have handlers of their own.
+    """
+
+    def logged(settings: S) -> None:
+        format = "%(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(level=settings.log_level.value.upper(), format=format)
+        limit_log(*loggers)
+        serve(settings)
+
+    logged.__doc__ = serve.__doc__
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command(logged, kind))
+    try:
+        app(prog_name=f"loom serve {name}")
+    except LoomError as error:
+        sys.exit(report(error))
 
 
 def _word(setting: Field[Any]) -> str:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
-import sys
 
-import typer
 import uvloop
 
-from loom.errors import LoomError, WrongArguments
-from loom.process.error_exit import FAILURE, report
+from loom.errors import WrongArguments
+from loom.process.error_exit import FAILURE
 from loom.process.hidden_secrets import keep_memory_private
 from loom.process.listen import announce, bracketed, host_and_port, listen
 from loom.process.parent_pipe import when_parent_ends
-from loom.terminal_text import limit_log
 from loom.token_file import ADMIN
 from loom_gateway.session_hosts.host import SessionHost
 from loom_gateway.session_hosts.line import read_key
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
 from loom_gateway.sessions.manager import SessionManager
-from loom_gateway.settings import SessionHostSettings, command
+from loom_gateway.settings import SessionHostSettings, run_process
 from loom_gateway.starting import manager_of, own_weaver, remote_weaver, state_folder, workers_of
 from loom_gateway.weaver_process import GatewayWeaver
 
@@ -31,18 +27,11 @@ from loom_gateway.weaver_process import GatewayWeaver
 def main() -> None:
     """Run the session host until a signal ends it."""
     keep_memory_private()  # drivers of the host before may run already, with user code and this process's user id
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command(_serve, SessionHostSettings))
-    try:
-        app(prog_name="loom serve sessions")
-    except LoomError as error:
-        sys.exit(report(error))
+    run_process(_serve, SessionHostSettings, "sessions")
 
 
 def _serve(settings: SessionHostSettings) -> None:
     """Run sessions for gateways. Prints one line of JSON when ready."""
-    logging.basicConfig(level=settings.log_level.value.upper(), format="%(levelname)s %(name)s: %(message)s")
-    limit_log()
     workers = workers_of(settings, "a session host")
     if settings.host_key is None:
         raise WrongArguments("a session host needs --host-key, the file that its gateways have, too")

@@ -7,11 +7,13 @@ of a log. The driver and its host alone decide about a session: a gateway keeps 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from types import NoneType
 from typing import Any
 
 from loom.errors import LoomError, ProtocolMismatch
@@ -23,11 +25,13 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.endpoint import cancelled_by, read_hello
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.session_hosts.line import Line, LineServer, LinkSink, Request
+from loom_gateway.session_hosts.line import Line, LineServer, LinkSink, Request, field_of, known_fields
 from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.logs import LogQuery
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.1  # seconds between two looks at what has changed
 
@@ -86,31 +90,34 @@ class SessionHost:
             if method not in self._methods:
                 raise ProtocolMismatch(f"this session host knows no {method!r:.40}")
             line.send({"answer": number, "value": await self._methods[method](about)})
-        except LoomError as error:
+        except Exception as error:
+            if not isinstance(error, LoomError):
+                logger.exception("the request %r of a gateway has failed", method)
+                error = LoomError("the session host has an internal error, which its log shows")
             line.send({"answer": number, "error": b"".join(unnumbered_frame(refusal(error)))})
 
     async def _create(self, about: Mapping[str, Any]) -> object:
-        owner, user, opening = (str(about[name]) for name in ("owner", "user", "opening"))
+        owner, user, opening = (field_of(about, name, str) for name in ("owner", "user", "opening"))
         session = self._manager.opened_by(user, opening) or await self._manager.create(owner, user, opening)
         asyncio.get_running_loop().call_later(UNOPENED, self._drivers.left, session, True)
         return description_of(session)
 
     async def _end(self, about: Mapping[str, Any]) -> None:
-        await self._manager.end(self._session(about), str(about["reason"]))
+        await self._manager.end(self._session(about), field_of(about, "reason", str))
 
     async def _share(self, about: Mapping[str, Any]) -> object:
         session = self._session(about)
-        await self._manager.share(session, str(about["user"]), about["scope"])
+        await self._manager.share(session, field_of(about, "user", str), field_of(about, "scope", str, NoneType))
         return description_of(session)
 
     async def _drive(self, about: Mapping[str, Any]) -> None:
-        await self._manager.drive(self._session(about), str(about["token"]))
+        await self._manager.drive(self._session(about), field_of(about, "token", str))
 
     async def _kill(self, about: Mapping[str, Any]) -> None:
         self._session(about).driver.signal(signal.SIGKILL)
 
     async def _ask(self, about: Mapping[str, Any]) -> object:
-        return await self._session(about).questions.ask(str(about["subject"]))
+        return await self._session(about).questions.ask(field_of(about, "subject", str))
 
     async def _sign_out(self, about: Mapping[str, Any]) -> None:
         """Tell all gateways of ended sign-ins, for as long as they would have been good."""
@@ -119,11 +126,11 @@ class SessionHost:
         self.signed_out = {id: expires for id, expires in known.items() if expires > now}
 
     def _session(self, about: Mapping[str, Any]) -> UserSession:
-        return self._manager.get(str(about["session"]))
+        return self._manager.get(field_of(about, "session", str))
 
     async def _attach(self, line: Line, about: Mapping[str, Any]) -> None:
         """Connect a client of a gateway to its session's driver, until either side leaves."""
-        frame, guest = bytes(about["hello"]), about["guest"]
+        frame, guest = field_of(about, "hello", bytes), field_of(about, "guest", str, NoneType)
         hello, session = read_hello(frame), self._session(about)
         link: DriverLink | None = None
         session.greeted += 1
@@ -171,8 +178,9 @@ class SessionHost:
             line.refuse(error)
 
     async def _logs(self, line: Line, about: Mapping[str, Any]) -> None:
-        read = self._manager.logs.follow if about["follow"] else self._manager.logs.read
-        lines = await read(str(about["session"]), LogQuery(**about["query"]), str(about["user"]))
+        read = self._manager.logs.follow if field_of(about, "follow", bool) else self._manager.logs.read
+        query = known_fields(LogQuery, field_of(about, "query", dict))
+        lines = await read(field_of(about, "session", str), query, field_of(about, "user", str))
         line.send({"begun": True})
         async for some in lines:
             line.send({"lines": some})

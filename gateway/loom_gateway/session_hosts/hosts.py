@@ -15,7 +15,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from loom.errors import ConnectionLost, LoomError, SessionHostUnreachable, UnknownSession, WorkerUnreachable
 from loom.process import tasks
@@ -23,7 +23,7 @@ from loom.process.backoff import Backoff
 from loom.wire.handshake import Hello
 from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.session_hosts.line import Line, Request, open_line, read_frame
+from loom_gateway.session_hosts.line import Line, Request, known_fields, open_line, read_frame
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.sessions.logs import LogQuery
@@ -127,7 +127,7 @@ class HostConnection:
 
     def _take(self, news: Mapping[str, Any]) -> None:
         for told in news.get("ended", ()):
-            one = _made(EndedSession, told)
+            one = known_fields(EndedSession, told)
             if self._all.ended.get(one.name) is None:
                 self._all.ended.add(one)
         for description in news.get("sessions", ()):
@@ -145,7 +145,7 @@ class HostConnection:
 
     def learn(self, description: Mapping[str, Any]) -> UserSession:
         """Take what the host tells of a session; return it."""
-        record, state = _made(DriverRecord, description["record"]), SessionState(description["state"])
+        record, state = known_fields(DriverRecord, description["record"]), SessionState(description["state"])
         session = self.sessions.get(record.session)
         if session is None or session.pid != record.pid:
             driver = HostedDriver(self, record)
@@ -470,14 +470,6 @@ class SessionHosts:
 
     def abandon(self) -> None:
         """Do nothing: the lines end with this process."""
-
-
-M = TypeVar("M", DriverRecord, EndedSession)
-
-
-def _made(kind: type[M], told: Mapping[str, Any]) -> M:
-    """Return what a host tells, without what only a newer version of it knows."""
-    return kind(**{name: told[name] for name in kind.__dataclass_fields__ if name in told})
 
 
 async def _nothing(ended: Mapping[str, float]) -> None:

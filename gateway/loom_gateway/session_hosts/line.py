@@ -17,9 +17,9 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -50,6 +50,8 @@ MAX_STRANGE = 64 << 10
 
 MAX_CONTROL = 32 << 20
 """Bytes of a frame on a control line: a description of a session has 8 MiB at most."""
+
+T = TypeVar("T")
 
 _SILENCE = 20_000  # milliseconds without an answer of the other machine after which a line is cut
 _LIFETIME = datetime.timedelta(days=3650)
@@ -201,6 +203,22 @@ class Request:
     """``control``, ``attach`` or ``logs``."""
     about: Mapping[str, Any]
     protocol: tuple[int, int] = PROTOCOL
+
+
+def field_of(about: Mapping[str, Any], name: str, *kinds: type) -> Any:
+    """Return a field of a request. Raise `ProtocolMismatch`, which names it, unless it is there and of a kind."""
+    found = about[name] if isinstance(about, Mapping) and name in about else ...
+    if not isinstance(found, kinds):
+        what = "is missing" if found is ... else f"is {found!r:.40}"
+        raise ProtocolMismatch(
+            f"a gateway's request makes no sense to this session host: its field {name!r} {what}"
+        )
+    return found
+
+
+def known_fields(kind: type[T], told: Mapping[str, Any]) -> T:
+    """Return a dataclass of what the other side tells, without the fields that only a newer version of it knows."""
+    return kind(**{one.name: told[one.name] for one in fields(kind) if one.name in told})  # type: ignore[arg-type]
 
 
 def _context() -> ssl.SSLContext:
