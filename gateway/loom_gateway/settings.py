@@ -162,6 +162,12 @@ class SessionHostSettings(SessionSettings):
     host_key: Path | None = _option(
         None, "File with the key that session hosts and their gateways share, a line.", metavar="FILE"
     )
+    peer: list[str] = _option(
+        [],
+        "Another session host, with the same key and --weaver: functions with restarts go on there if this one is "
+        "gone; for each, or dns://SERVICE:PORT?count=N or file:PATH, with an address a line.",
+        metavar="tcp://HOST:PORT",
+    )
 
 
 @dataclass(frozen=True)

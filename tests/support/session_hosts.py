@@ -80,8 +80,9 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 class Member:
     """A process of a cluster, which can be killed and started again in the same place."""
 
-    def __init__(self, folder: Path, name: str, *command: str) -> None:
+    def __init__(self, folder: Path, name: str, *command: str, **variables: str) -> None:
         self.name = name
+        self._variables = variables
         self._command = command
         self._output = folder / f"{name}.log"
         self.process: subprocess.Popen[str]
@@ -91,7 +92,7 @@ class Member:
         command = [self.address.rpartition(":")[2] or "0" if part == "PORT" else part for part in self._command]
         command = [part.replace(":PORT", f":{self.address.rpartition(':')[2] or 0}") for part in command]
         with self._output.open("a") as output:
-            self.process = start(*command, stderr=output)
+            self.process = start(*command, stderr=output, env={**os.environ, **self._variables})
         try:
             told = read_json(self.process)
         except AssertionError as error:
@@ -108,7 +109,9 @@ class Member:
         self.process.communicate(timeout=BOUND)
 
     def drivers(self) -> list[psutil.Process]:
-        """The drivers that it has started, and that live."""
+        """The drivers that it has started, and that live; none if it does not."""
+        if self.process.poll() is not None:
+            return []
         return [
             one for one in psutil.Process(self.process.pid).children() if "loom_gateway.driver" in one.cmdline()
         ]
@@ -124,6 +127,7 @@ class HostedCluster:
         gateways: int = 2,
         host_options: Sequence[str] = (),
         gateway_options: Sequence[str] = (),
+        peers: bool = False,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="loom-test-"))
         self.key = self.secret("key")
@@ -134,13 +138,19 @@ class HostedCluster:
             "--listen", "127.0.0.1:PORT", "--secret-file", weaver_secret,
         ).start()  # fmt: skip
         shared = ["--weaver", self.weaver.address, "--weaver-secret", weaver_secret, "--host-key", self.key]
+        addresses = self.folder / "hosts"
+        addresses.touch()
+        if peers:
+            host_options = [*host_options, "--peer", f"file:{addresses}"]
         self.hosts = [
             self._member(
                 f"host{number}", "-m", "loom_gateway.session_hosts", "--listen", "127.0.0.1:PORT",
                 "--state-dir", str(self.folder / f"host{number}"), *shared, *given, *host_options,
+                LOOM_CACHE=str(self.folder / f"cache{number}"),
             ).start()
             for number in range(hosts)
         ]  # fmt: skip
+        addresses.write_text("".join(f"tcp://{host.address}\n" for host in self.hosts))
         of_hosts = [part for host in self.hosts for part in ("--session-host", f"tcp://{host.address}")]
         self._of_gateways = [*shared, *of_hosts, *gateway_options]
         self.gateways = [self.gateway(f"gateway{number}").start() for number in range(gateways)]
@@ -162,8 +172,8 @@ class HostedCluster:
         path.write_text(secrets.token_hex(32))
         return str(path)
 
-    def _member(self, name: str, *command: str) -> Member:
-        return Member(self.folder, name, *command)
+    def _member(self, name: str, *command: str, **variables: str) -> Member:
+        return Member(self.folder, name, *command, **variables)
 
     @property
     def members(self) -> list[Member]:

@@ -30,6 +30,7 @@ from loom_gateway.driver.runs.forked_children import keep_apart
 from loom_gateway.driver.runs.main_thread import main_thread
 from loom_gateway.driver.runs.output import current_run, route_output
 from loom_gateway.sessions.driver_ids import bound_leftovers
+from loom_gateway.sessions.lease_file import end_with_lease
 from loom_gateway.sessions.state_dir import DriverFiles
 from loom_gateway.workers.monarch_env import set_monarch_environment
 
@@ -110,6 +111,9 @@ def main() -> None:
     parser.add_argument(
         "--gateway-uid", type=int, default=os.geteuid(), help="user id of the gateway; default: this process's own"
     )
+    parser.add_argument(
+        "--lease", default=None, metavar="FILE", help="file that says until when functions run here"
+    )
     parser.add_argument("--exit-with-gateway", action="store_true", help="end when standard input is closed")
     parser.add_argument("--remove-folder", action="store_true", help="then also remove the folder of the socket")
     options = parser.parse_args()
@@ -131,6 +135,8 @@ def main() -> None:
         files, options.linger, options.exit_with_gateway, options.remove_folder, options.most, options.idle
     )
     lifetime.watch_gateway(take_standard_input())
+    if options.lease is not None:
+        end_with_lease(options.lease, files)
 
     from loom_gateway.driver.monarch.root_client import prepare
 

@@ -17,11 +17,13 @@ from loom.process.parent_pipe import when_parent_ends
 from loom.token_file import ADMIN
 from loom_gateway.session_hosts.host import SessionHost
 from loom_gateway.session_hosts.line import read_key
+from loom_gateway.session_hosts.moves import Moves
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.settings import SessionHostSettings, run_process
 from loom_gateway.starting import manager_of, own_weaver, remote_weaver, state_folder, workers_of
 from loom_gateway.weaver_process import GatewayWeaver
+from loom_gateway.workers.sources import WorkerHosts, parse_source
 
 
 def main() -> None:
@@ -45,7 +47,12 @@ def _serve(settings: SessionHostSettings) -> None:
     manager = manager_of(settings, workers, state_folder(settings, listener.getsockname()[1]), ids)
     weaver = elsewhere or own_weaver(settings, manager)
     manager.use(weaver.place, weaver.keys)
-    uvloop.run(_run(settings, SessionHost(manager, key), manager, weaver, listener))
+    moves = None
+    if settings.peer:
+        if elsewhere is None:
+            raise WrongArguments("--peer needs --weaver, a weaver elsewhere, which says who has a session")
+        moves = Moves(manager, weaver.client, key, WorkerHosts([parse_source(given) for given in settings.peer]))
+    uvloop.run(_run(settings, SessionHost(manager, key, moves), manager, weaver, listener))
 
 
 async def _run(
@@ -61,7 +68,7 @@ async def _run(
     await manager.adopt(lambda owner: ADMIN)
     manager.prepare_spare()
     weaver.start()
-    await host.server.start(listener)
+    await host.start(listener)
     address, port = listener.getsockname()[:2]
     announce(address=f"tcp://{bracketed(address)}:{port}")
     await stopping.get()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -26,6 +28,7 @@ from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.endpoint import cancelled_by, read_hello
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.session_hosts.line import Line, LineServer, LinkSink, Request, field_of, known_fields
+from loom_gateway.session_hosts.moves import Moves, host_of
 from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.logs import LogQuery
 from loom_gateway.sessions.manager import SessionManager
@@ -46,8 +49,9 @@ Method = Callable[[Mapping[str, Any]], Awaitable[object]]
 class SessionHost:
     """Serves the sessions of a manager to the gateways that know the key."""
 
-    def __init__(self, manager: SessionManager, key: str) -> None:
+    def __init__(self, manager: SessionManager, key: str, moves: Moves | None = None) -> None:
         self._manager = manager
+        self._moves = moves
         self._drivers = DriverLines(manager)
         self.server = LineServer(key, self._serve)
         self.draining = False
@@ -64,11 +68,19 @@ class SessionHost:
         self.signed_out: dict[str, float] = {}
         """The ids of sign-ins to the page that have ended before their time, and when each would have expired."""
 
+    async def start(self, listener: socket.socket) -> None:
+        """Take lines on a socket from now on, and open those to other hosts."""
+        await self.server.start(listener)
+        if self._moves is not None:
+            self._moves.start()
+
     async def _serve(self, line: Line, request: Request) -> None:
         if request.line == "control":
             await self._control(line)
         elif request.line == "attach":
             await self._attach(line, request.about)
+        elif request.line == "peer" and self._moves is not None:
+            await self._peer(line, self._moves, host_of(request))
         elif request.line == "logs":
             await self._logs(line, request.about)
         else:
@@ -77,24 +89,13 @@ class SessionHost:
     async def _control(self, line: Line) -> None:
         telling = tasks.keep_running("tell a gateway", Changes(self, self._manager, line).tell)
         try:
-            while True:
-                number, method, about = await line.take()
-                tasks.run("answer a gateway", self._answer(line, number, method, about))
-        except (TypeError, ValueError) as error:
-            raise ProtocolMismatch(f"a request of a gateway makes no sense: {error}") from error
+            await _answer_on(line, self._methods)
         finally:
             telling.cancel()  # what was asked goes on: its gateway may be told by another line
 
-    async def _answer(self, line: Line, number: int, method: str, about: Mapping[str, Any]) -> None:
-        try:
-            if method not in self._methods:
-                raise ProtocolMismatch(f"this session host knows no {method!r:.40}")
-            line.send({"answer": number, "value": await self._methods[method](about)})
-        except Exception as error:
-            if not isinstance(error, LoomError):
-                logger.exception("the request %r of a gateway has failed", method)
-                error = LoomError("the session host has an internal error, which its log shows")
-            line.send({"answer": number, "error": b"".join(unnumbered_frame(refusal(error)))})
+    async def _peer(self, line: Line, moves: Moves, host: str) -> None:
+        line.send({"news": {"host": moves.name}})
+        await _answer_on(line, {name: partial(method, host) for name, method in moves.methods.items()})
 
     async def _create(self, about: Mapping[str, Any]) -> object:
         owner, user, opening = (field_of(about, name, str) for name in ("owner", "user", "opening"))
@@ -198,6 +199,28 @@ def description_of(session: UserSession) -> dict[str, Any]:
         "clients": session.clients,
         "why_not_yet": session.why_not_yet,
     }
+
+
+async def _answer_on(line: Line, methods: Mapping[str, Method]) -> None:
+    """Answer what comes on a line, until it is closed."""
+    try:
+        while True:
+            number, method, about = await line.take()
+            tasks.run("answer on a line", _answer(line, number, methods.get(method), method, about))
+    except (TypeError, ValueError) as error:
+        raise ProtocolMismatch(f"a request makes no sense: {error}") from error
+
+
+async def _answer(line: Line, number: int, do: Method | None, method: str, about: Mapping[str, Any]) -> None:
+    try:
+        if do is None:
+            raise ProtocolMismatch(f"this session host knows no {method!r:.40}")
+        line.send({"answer": number, "value": await do(about)})
+    except Exception as error:
+        if not isinstance(error, LoomError):
+            logger.exception("the request %r has failed", method)
+            error = LoomError("the session host has an internal error, which its log shows")
+        line.send({"answer": number, "error": b"".join(unnumbered_frame(refusal(error)))})
 
 
 class Changes:

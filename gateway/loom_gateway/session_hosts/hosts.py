@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import itertools
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -19,11 +18,11 @@ from typing import Any
 
 from loom.errors import ConnectionLost, LoomError, SessionHostUnreachable, UnknownSession, WorkerUnreachable
 from loom.process import tasks
-from loom.process.backoff import Backoff
 from loom.wire.handshake import Hello
 from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.session_hosts.line import Line, Request, known_fields, open_line, read_frame
+from loom_gateway.session_hosts.kept_line import ANSWER_TIMEOUT, KeptLine
+from loom_gateway.session_hosts.line import Line, Request, known_fields, open_line
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.sessions.logs import LogQuery
@@ -33,9 +32,7 @@ from loom_gateway.workers.sources import WorkerHosts
 
 logger = logging.getLogger(__name__)
 
-AGAIN = Backoff(0.1, 3.0, jitter=0.2)  # seconds before a line to a host is opened again
 LOOK_EVERY = 2.0  # seconds between two searches for hosts
-ANSWER_TIMEOUT = 30.0  # seconds that a host has for most requests
 OPEN_TIMEOUT = 120.0  # seconds that it has to open a session: it waits for workers
 END_TIMEOUT = 60.0  # seconds that it has to end one
 FIRST_NEWS = 5.0  # seconds that a new gateway waits for its hosts
@@ -76,54 +73,16 @@ class HostedQuestions(DriverQuestions):
         return bytes(await self._host.ask("ask", session=self._driver.record.session, subject=subject))
 
 
-class HostConnection:
-    """The control line to one session host, opened again when it breaks, and what the host has told."""
+class HostConnection(KeptLine):
+    """The control line to one session host, and what the host has told."""
 
     def __init__(self, address: str, key: str, all: SessionHosts) -> None:
-        self.address = address
-        self._key = key
+        super().__init__(address, key, Request("control", {}))
         self._all = all
-        self._line: Line | None = None
-        self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
         self.sessions: dict[str, UserSession] = {}
         self.opening = 0
         """Sessions that this gateway opens there now."""
         self.about: Mapping[str, Any] = {}
-        self.heard = asyncio.Event()
-        """Set while the line holds and the host has told of its sessions."""
-        self.why = "it has not answered yet"
-        """Why the line does not hold."""
-        self._keeping = tasks.keep_running("keep a line to a session host", self._keep)
-
-    async def _keep(self) -> None:
-        while True:
-            for wait in AGAIN:
-                try:
-                    self._line = await open_line(self.address, self._key, Request("control", {}))
-                    await self._listen(self._line)
-                except LoomError as error:
-                    if str(error) != self.why:
-                        logger.warning("%s", error)
-                    self.why = str(error)
-                except Exception as error:
-                    logger.exception("the session host %s says what makes no sense", self.address)
-                    self.why = repr(error)
-                held = self.heard.is_set()
-                self._lose()
-                await asyncio.sleep(wait)
-                if held:
-                    break
-
-    async def _listen(self, line: Line) -> None:
-        while True:
-            said = await line.take()
-            if "answer" in said:
-                asked = self._asked.get(said["answer"])
-                if asked is not None and not asked.done():
-                    asked.set_result(said)
-            else:
-                self._take(said["news"])
 
     def _take(self, news: Mapping[str, Any]) -> None:
         for told in news.get("ended", ()):
@@ -134,7 +93,7 @@ class HostConnection:
             self.learn(description)
         if "names" in news:
             for name in set(self.sessions).difference(news["names"]):
-                self._forget(name)
+                self.forget(name)
         self.about = news.get("host", self.about)
         if "names" in news and not self.heard.is_set():
             self.heard.set()
@@ -146,6 +105,8 @@ class HostConnection:
     def learn(self, description: Mapping[str, Any]) -> UserSession:
         """Take what the host tells of a session; return it."""
         record, state = known_fields(DriverRecord, description["record"]), SessionState(description["state"])
+        if (newer := self._all.forget_older(self, record)) is not None:
+            return newer
         session = self.sessions.get(record.session)
         if session is None or session.pid != record.pid:
             driver = HostedDriver(self, record)
@@ -164,7 +125,8 @@ class HostConnection:
             session.ends.set()
         return session
 
-    def _forget(self, name: str) -> None:
+    def forget(self, name: str) -> None:
+        """Note that the host has a session no more."""
         session = self.sessions.pop(name, None)
         if session is None:
             return
@@ -177,55 +139,9 @@ class HostConnection:
             self._all.on_end(session)
         session.over.set()
 
-    def _lose(self) -> None:
-        self.heard.clear()
-        line, self._line = self._line, None
-        if line is not None:
-            line.close()
-        asked, self._asked = self._asked, {}
-        for one in asked.values():
-            if not one.done():
-                one.set_exception(self._unreachable())
-
-    def _unreachable(self) -> SessionHostUnreachable:
-        return SessionHostUnreachable(f"the session host {self.address} does not answer: {self.why}")
-
-    async def ask(self, method: str, timeout: float = ANSWER_TIMEOUT, **about: Any) -> Any:
-        """Ask the host for something.
-
-        Raises:
-            SessionHostUnreachable: the line does not hold; what was asked may have been done.
-            LoomError: the host refuses.
-        """
-        if self._line is None or not self.heard.is_set():
-            raise self._unreachable()
-        number = next(self._numbers)
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._line.send([number, method, about])
-            said = await asyncio.wait_for(asked, timeout)
-        except asyncio.TimeoutError:
-            raise SessionHostUnreachable(
-                f"the session host {self.address} has not answered to {method} in {timeout:g} s"
-            ) from None
-        finally:
-            self._asked.pop(number, None)
-        if "error" in said:
-            read_frame(said["error"])
-        return said.get("value")
-
-    async def tell(self, method: str, **about: Any) -> None:
-        """Ask the host for something that nobody waits for, if it answers."""
-        with contextlib.suppress(LoomError):
-            await self.ask(method, **about)
-
     @property
     def takes_sessions(self) -> bool:
         return self.heard.is_set() and not self.about.get("draining", False)
-
-    def close(self) -> None:
-        self._keeping.cancel()
-        self._lose()
 
 
 class HostedLogs:
@@ -397,6 +313,15 @@ class SessionHosts:
             if one.sessions.get(session.name) is session:
                 return one
         raise UnknownSession(f"session {session.name!r} has ended")
+
+    def forget_older(self, host: HostConnection, record: DriverRecord) -> UserSession | None:
+        """Return a session if another host has it since it has moved from this one; else it is this one's."""
+        for other in self._connections.values():
+            if other is not host and (found := other.sessions.get(record.session)) is not None:
+                if found.driver.record.moves > record.moves:
+                    return found
+                other.forget(record.session)
+        return None
 
     def hosts_of(self, name: str) -> list[HostConnection]:
         """Return the host of a session, or if it has ended all hosts that may have its log."""

@@ -93,7 +93,7 @@ class Line(DriverLink):
 
     def trust(self, request: Request) -> None:
         """Take larger frames from now on: the other side knows the key."""
-        self.max_frame = MAX_CONTROL if request.line == "control" else MAX_DRIVER_FRAME
+        self.max_frame = MAX_CONTROL if request.line in ("control", "peer") else MAX_DRIVER_FRAME
 
     @property
     def peer(self) -> str:
@@ -200,7 +200,7 @@ class Request:
     """What a gateway wants of a session host with a new line."""
 
     line: str
-    """``control``, ``attach`` or ``logs``."""
+    """``control``, ``attach`` or ``logs`` of a gateway, ``peer`` of another session host."""
     about: Mapping[str, Any]
     protocol: tuple[int, int] = PROTOCOL
 
@@ -210,9 +210,7 @@ def field_of(about: Mapping[str, Any], name: str, *kinds: type) -> Any:
     found = about[name] if isinstance(about, Mapping) and name in about else ...
     if not isinstance(found, kinds):
         what = "is missing" if found is ... else f"is {found!r:.40}"
-        raise ProtocolMismatch(
-            f"a gateway's request makes no sense to this session host: its field {name!r} {what}"
-        )
+        raise ProtocolMismatch(f"a request makes no sense to this session host: its field {name!r} {what}")
     return found
 
 

@@ -194,6 +194,10 @@ class SessionLogs:
     def add(self, session: str, path: str) -> None:
         self._living[session] = path
 
+    def forget(self, session: str) -> None:
+        """Note that a session goes on elsewhere, and its log with it."""
+        self._living.pop(session, None)
+
     def ended(self, session: str, path: str, user: str = ADMIN) -> None:
         """Note that a session of a user has ended and its log is complete. Remove the log that is one too many."""
         self._living.pop(session, None)

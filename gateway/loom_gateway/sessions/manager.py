@@ -16,12 +16,13 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
 from loom_gateway.sessions.logs import SessionLogs
-from loom_gateway.sessions.restarts import DepartedDriver
+from loom_gateway.sessions.restarts import MOVED, DepartedDriver, MovedElsewhere
 from loom_gateway.sessions.session import SessionState, UserSession
 from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, StateFolder
 from loom_gateway.workers.sources import WorkerHosts, WorkerList
@@ -150,6 +151,10 @@ class SessionManager:
         """Returns the key to the weaver of a user's session."""
         self.weaver = os.path.join(self.folder.weaver, "weaver.sock")
         """The place of the weaver, as for `WeaverClient`."""
+        self.lease: str | None = None
+        """The path of the `LeaseFile`; None if sessions stay here."""
+        self.may_go_on: Callable[[str, int], Awaitable[None]] = _always
+        """Returns if another driver may have a session that has moved so often; raises `MovedElsewhere` if not."""
         self.end_sessions = self.exit_with_gateway
         """True if `close` ends the sessions too, or leaves them to the next gateway."""
         self.logs = SessionLogs()
@@ -266,6 +271,26 @@ class SessionManager:
             elif not driver.leaves_functions:
                 logger.info("session %s goes on: driver %d", driver.record.session, driver.pid)
 
+    async def take_over(self, record: DriverRecord, left: Path) -> None:
+        """Go on with a session of another session host.
+
+        Args:
+            record: of its driver there.
+            left: the file that this has left.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        record = replace(record, boot=MOVED, uid=None, address="")
+
+        def bring() -> DriverFiles:
+            files = DriverFiles(self.folder.new_driver().base)
+            shutil.copyfile(left, files.restart)
+            files.write_record(record)
+            return files
+
+        self._adopt_all([DepartedDriver(await asyncio.to_thread(bring), record)])
+
     def _departed(self, files: DriverFiles) -> DepartedDriver | None:
         """Return a driver that has died and left functions for the session's next driver; None if it has not."""
         with contextlib.suppress(OSError, ValueError):
@@ -316,6 +341,8 @@ class SessionManager:
         port = await asyncio.to_thread(self._ports.take)
         arguments += ["--port", str(port), "--linger", str(self._linger), *self._driver_options]
         arguments += ["--weaver", self.weaver]
+        if self.lease is not None:
+            arguments += ["--lease", self.lease]
         if self.exit_with_gateway:
             arguments.append("--exit-with-gateway")
         if self.folder.temporary:
@@ -440,12 +467,16 @@ class SessionManager:
         if self._closing and not session.is_ending and session.driver.leaves_functions:
             return  # the next gateway goes on with it
         if session.driver.leaves_functions:
-            await asyncio.to_thread(session.driver.files.remove)
+            await asyncio.to_thread(session.driver.files.remove, session.moved)
         if session.state is not SessionState.ENDED:  # else this has died since, and is at it again
             session.move_to(SessionState.ENDED)
             self._sessions.pop(session.name, None)
             if self._leases is not None:
                 self._leases.release(session.user)
+        if session.moved:
+            self.logs.forget(session.name)
+            session.over.set()
+            return
         if self.ended.get(session.name) is None:
             self._note_end(session.ended())
             await self.ended.write()
@@ -472,6 +503,10 @@ class SessionManager:
                     return False
                 try:
                     session.go_on_with(trying.result())
+                except MovedElsewhere:
+                    logger.warning("session %s goes on on another session host", session.name)
+                    session.moved = True
+                    return False
                 except (LoomError, OSError, NotOurDriver) as error:
                     session.why_not_yet = str(error)
                     logger.warning("session %s cannot go on yet: %s", session.name, error)
@@ -508,7 +543,9 @@ class SessionManager:
 
     async def _succeed(self, session: UserSession, gone: DriverProcess) -> OwnDriver:
         """Start a driver that goes on in place of one that has died, and note that it has the session."""
-        workers, before = await self.worker_watch.there(self._patience), gone.record
+        before = gone.record
+        await self.may_go_on(session.name, before.moves)
+        workers = await self.worker_watch.there(self._patience)
         driver = await self._take_spare()
         try:
             await asyncio.to_thread(restarts.pass_on, gone.files, driver)
@@ -603,6 +640,10 @@ class SessionManager:
         for session in self.sessions():
             session.driver.abandon()
         self.folder.remove()
+
+
+async def _always(session: str, moves: int) -> None:
+    """Let another driver have the session: it can be nowhere else."""
 
 
 def is_writable(folder: str) -> bool:

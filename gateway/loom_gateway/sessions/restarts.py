@@ -25,7 +25,15 @@ AGAIN = Backoff(0.5, 30.0)  # seconds between attempts to start another driver
 
 ATTACH_WITHIN = 120.0  # seconds that a driver has to attach to the workers and to begin
 
-_MOST_BYTES = 80 << 20  # of a driver's file, which is `restart_file.MOST_BYTES` at most
+MOST_BYTES = 80 << 20
+"""Bytes of a driver's file, which is `restart_file.MOST_BYTES` at most."""
+
+MOVED = "moved"
+"""In place of the `boot_id` in the record of a driver that was another session host's."""
+
+
+class MovedElsewhere(Exception):
+    """Raised if another session host has a session now."""
 
 
 class DepartedDriver(DriverProcess):
@@ -37,6 +45,12 @@ class DepartedDriver(DriverProcess):
         self.leaves_functions = True
         self.left_at = os.lstat(files.restart).st_mtime
         self.exited.set()
+
+    @property
+    def how_it_ended(self) -> str:
+        if self.record.boot == MOVED:
+            return "was on a session host that does not answer"
+        return super().how_it_ended
 
     def signal(self, number: int) -> None:
         """Do nothing: it has ended."""
@@ -52,9 +66,9 @@ def pass_on(earlier: DriverFiles, to: DriverProcess) -> None:
         OSError: it cannot be read, or written.
     """
     with open_regular(earlier.restart) as file:
-        left = file.read(_MOST_BYTES + 1)
-    if len(left) > _MOST_BYTES:
-        raise OSError(f"{earlier.restart} has over {_MOST_BYTES >> 20} MiB, which no driver writes")
+        left = file.read(MOST_BYTES + 1)
+    if len(left) > MOST_BYTES:
+        raise OSError(f"{earlier.restart} has over {MOST_BYTES >> 20} MiB, which no driver writes")
     # The successor's folder is its own user id's, which could lead a known name elsewhere.
     descriptor = os.open(
         to.files.restart, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600

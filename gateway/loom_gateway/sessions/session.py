@@ -235,6 +235,8 @@ class UserSession:
     """Set when it takes no clients any more."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless the session is restarting."""
+    moved: bool = False
+    """True if it goes on on another session host."""
     why_not_yet: str = ""
     """Why the last attempt to restart it has failed."""
     traffic: Traffic = field(default_factory=Traffic)

@@ -77,6 +77,8 @@ class DriverRecord:
     """The numbers of the workers that are leased to the session's user; empty if workers are shared."""
     boot: str = ""
     """The `boot_id` at its start: after another, a process with its id and start is not the driver."""
+    moves: int = 0
+    """How often the session has moved to another session host."""
     knows_users: bool = False
     """True if the driver knows of users: not one that a gateway of before users has started."""
 

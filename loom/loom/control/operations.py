@@ -1105,6 +1105,33 @@ class ReadAudit(Operation, name="audit", waits=True):
     last: int = 0
 
 
+LEASE = 10.0
+"""Seconds for which a session host has its sessions after it has said that it lives."""
+
+Sessions = Annotated[list[str], ArgumentBounds(max_length=10_000)]
+
+
+@dataclass(frozen=True)
+class HoldSessions(Operation, name="hold_sessions", result=list[str]):
+    """Note that a session host lives, and return those of its sessions that another host has taken meanwhile."""
+
+    host: str
+    """The name that the host has given to itself."""
+    sessions: Sessions = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TakeSessions(Operation, name="take_sessions", result=list[str]):
+    """Give sessions of a host that has been silent for `LEASE` to another one; return those that this one has now.
+
+    It may be asked again: what a host has, it gets.
+    """
+
+    host: str
+    of: str
+    sessions: Sessions = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class WatchFully(Operation, name="watch_full"):
     """Make the following watches of the connection full ones, as `loom.weaver.server.pushes.FullWatch` says.

@@ -27,6 +27,7 @@ from loom.terminal_text import fit_log_records, limit_log
 from loom.weaver.keys import secret_in
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.server.server import Server, monotonic_clock
+from loom.weaver.server.session_leases import SessionLeases
 from loom.weaver.server.users import Users
 from loom.weaver.storage.folder import Remembered, WeaverFolder
 from loom.weaver.storage.store import Store
@@ -99,14 +100,16 @@ def main() -> int:
             operator.made(options.alert_mail, options.alert_network, options.alert_page).write(folder.path)
         folder.take()
         timing = LivenessTimeouts(beat=options.beat)
+        clock = monotonic_clock()
         users = Users(
             lambda user: Store(folder.store(user), folder.check, each_waits=not options.local),
             list(folder.users()),
             folder.keys,
-            monotonic_clock(),
+            clock,
             place,
             timing if options.local else replace(timing, restart_grace=MOVED_GRACE),
             folder.path / operator.FILE,
+            SessionLeases(clock, folder.path / "moved-sessions.json", folder.check),
         )
     except LoomError as error:
         return report(error)

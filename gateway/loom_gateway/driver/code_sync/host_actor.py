@@ -5,11 +5,12 @@ A session has one on each host, in a process of its own, which imports this modu
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import NamedTuple
 
 from loom.actor import Actor, endpoint
-from loom.manifest import Manifest
+from loom.manifest import Manifest, Span
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
 from loom_gateway.driver.code_sync.sys_path import shadowed
 
@@ -46,6 +47,15 @@ class TreeAgent(Actor):
         for piece in pieces:
             self._cache.receive(upload, *piece)
         self._has_grown = True
+
+    @endpoint
+    def give(self, spans: list[Span]) -> list[FilePart]:
+        """Return pieces of contents, as far as this machine has them."""
+        found = []
+        for digest, size, offset, count in spans:
+            with contextlib.suppress(BlobsMissing):
+                found.append(FilePart(digest, size, offset, self._cache.read(digest, size, offset, count)))
+        return found
 
     @endpoint
     def assemble(self, packed: bytes) -> Assembled:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from loom.errors import FileChanged, LoomError, ProtocolMismatch, SyncFailed
-from loom.manifest import Manifest, Span, batches, check_sizes
+from loom.manifest import Blob, Manifest, Span, batches, check_sizes
 from loom.wire.bodies import BeginSync, CommitSync, SendPieces
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.code_sync.cache import BlobsMissing, Hold, TreeCache
@@ -96,14 +96,18 @@ class Syncs:
                 logger.warning("host %d is back without the folder %r: %s", host, name, error)
 
     async def restore(self, left: Iterable[Message]) -> None:
-        """Take up the folders of an earlier driver, whose contents are in this machine's cache."""
+        """Take up the folders of an earlier driver, whose contents are in this machine's cache, or in a host's."""
         for message in left:
             manifest = Manifest.unpack(message.parts[0])
             why = ""
             try:
-                found = await self._distribute(await self._on_thread(_taking, self._found, manifest))
+                upload = await self._on_thread(_taking, self._found, manifest)
+                found = await self._distribute(upload)
                 if found["missing"]:
-                    why = "some of its files are not on the driver's machine any more"
+                    await self._fetch(upload)
+                    found = await self._distribute(upload)
+                if found["missing"]:
+                    why = "some of its files are neither on the driver's machine nor on a host any more"
             except LoomError as error:
                 why = str(error)
             if why:
@@ -112,6 +116,33 @@ class Syncs:
     def _found(self, manifest: Manifest) -> _Upload:
         self._cache = self._cache or TreeCache.of_this_machine()
         return _Upload(0, manifest)
+
+    async def _fetch(self, upload: _Upload) -> None:
+        """Fetch the missing contents of a folder from the hosts. Raise `LoomError` if one breaks."""
+        await self._start_agents()
+        for host in sorted(self._agents):
+            lacking = await self._on_thread(_taking, self._lacking, upload)
+            try:
+                for batch in batches(lacking, BATCH, BATCH_PIECES):
+                    pieces = await self._agents[host].call("give", batch)
+                    await self._on_thread(_taking, self._receive_from_host, upload, pieces)
+            except (_HostLost, _AgentGone):
+                continue
+            except Exception as error:
+                if isinstance(error, LoomError) and not is_monarchs(error):
+                    raise
+                raise SyncFailed(f"host {host} cannot give what it has of the folder: {error}") from error
+
+    def _lacking(self, upload: _Upload) -> list[Blob]:
+        assert self._cache is not None
+        self._cache.forget(upload.key)  # what a host began, another one may have whole
+        blobs = upload.manifest.blobs
+        return [(digest, blobs[digest]) for digest in self._cache.missing(blobs.items())]
+
+    def _receive_from_host(self, upload: _Upload, pieces: list[FilePart]) -> None:
+        assert self._cache is not None
+        for piece in pieces:
+            self._cache.receive(upload.key, *piece)
 
     async def stop(self) -> None:
         agents = [agent for host, agent in self._agents.items() if host not in self._context.hosts.lost]

@@ -21,10 +21,12 @@ from loom.control.operations import (
     INTERNAL,
     OPERATIONS,
     AsJson,
+    HoldSessions,
     NoteReached,
     Operation,
     Reach,
     ReadAudit,
+    TakeSessions,
     WatchFully,
     find_operation,
     known_operation,
@@ -193,6 +195,10 @@ class RequestConnection(FrameConnection, IntakeSource):
                 self._send_answer(["answer", number, None])
             case ReadAudit():
                 self._answer_in_time(number, None, self._users.audit.after(asked.trail or "", asked.last, 20.0))
+            case HoldSessions():
+                self._send_answer(["answer", number, self._users.leases.hold(asked)])
+            case TakeSessions():
+                self._send_answer(["answer", number, self._users.leases.take(asked)])
             case _ if of == EVERYONE:
                 self._send_answer(["answer", number, to_json(self._everyone.do(asked, asker))])
             case _:

@@ -25,6 +25,7 @@ from loom.weaver.keys import Keys
 from loom.weaver.liveness import LivenessTimeouts
 from loom.weaver.persistent_state import Registry
 from loom.weaver.server.handlers import RequestHandler
+from loom.weaver.server.session_leases import SessionLeases
 from loom.weaver.server.user_weaver import UserWeaver
 from loom.weaver.storage.store import Store
 from loom.weaver.weaver import Weaver
@@ -90,6 +91,7 @@ class Users:
         clock: returns the seconds since the epoch, and never goes back.
         place: where threadlets connect, ``tcp://HOST:PORT``.
         alert_operator: as for `UserWeaver`.
+        leases: of session hosts; by default they are kept in memory only.
     """
 
     def __init__(
@@ -101,11 +103,13 @@ class Users:
         place: str,
         timing: LivenessTimeouts | None = None,
         alert_operator: Path | None = None,
+        leases: SessionLeases | None = None,
     ) -> None:
         self.keys = keys
         self.clock = clock
         self.tasks = OwnedTasks()
         self.audit = AuditTrail()
+        self.leases = leases or SessionLeases(clock)
         self.ended = asyncio.Event()
         """Set when a store is broken, or the server ends."""
         self.failure: Exception | None = None
@@ -137,6 +141,7 @@ class Users:
 
     def note_held_up(self, seconds: float, now: float) -> None:
         """Note that the weaver's process listened to nobody for some seconds until now."""
+        self.leases.note_held_up(seconds)
         for user in self._active:
             user.weaver.note_held_up(seconds, now)
 

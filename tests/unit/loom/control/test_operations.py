@@ -23,6 +23,7 @@ from loom.control.operations import (
     Operation,
     Reach,
     ReadAudit,
+    TakeSessions,
     is_required,
     takes,
 )
@@ -122,7 +123,10 @@ async def test_the_weaver_answers_each_of_looms_own_and_a_session_those_about_it
             told = await asyncio.gather(session.ask_for(asked), return_exceptions=True)
             refused = isinstance(told[0], loom.Denied) and "a session cannot ask" in str(told[0])
             assert refused is not (Reach.SESSION in operation.reach or operation is AsJson), (name, told)
-            if operation is not ReadAudit:  # it waits for something to be written
+            if operation is TakeSessions:  # of a host that has just said that it lives
+                with pytest.raises(loom.WrongState, match="may live"):
+                    await weaver.client.ask_for(asked)
+            elif operation is not ReadAudit:  # it waits for something to be written
                 user = EVERYONE if operation is GetUsers else None
                 await weaver.client.ask_for(asked, **({} if user is None else {"user": user}))
         session.close()

@@ -12,7 +12,7 @@ from loom.control import frame
 from loom.weaver import commands, device_failures, persistent_state
 from loom.weaver.server import guests_and_admins, threadlets
 from loom_gateway.access import audit, budgets, middleware
-from loom_gateway.session_hosts import line
+from loom_gateway.session_hosts import line, moves
 from loom_gateway.settings import GatewaySettings, Limits
 from tests.support.paths import ROOT
 
@@ -36,6 +36,7 @@ MODULES = [
     "loom_gateway.relay.links",
     "loom_gateway.server",
     "loom_gateway.session_hosts.line",
+    "loom_gateway.session_hosts.moves",
     "loom_gateway.sessions.log_reader",
     "loom_gateway.sessions.logs",
     "loom_gateway.weaver_socket.endpoint",
@@ -87,5 +88,9 @@ def test_the_values_are_those_of_the_code() -> None:
     assert of["MAX_STRANGE"][2:4] == [
         f"frames of {line.MAX_STRANGE >> 10} KiB, {line.CONNECT_TIMEOUT:g} s",
         f"{line.MOST_STRANGERS} lines",
+    ]
+    assert of["MOST_KEPT"][2:4] == [
+        f"{moves.MOST_BYTES >> 20} MiB a session",
+        f"{moves.MOST_KEPT >> 20:,} MiB a host",
     ]
     assert of["MAX_CONTROL"][2] == f"{line.MAX_CONTROL >> 20} MiB"

@@ -123,8 +123,8 @@ async def test_a_log_is_followed_further_after_a_failed_read() -> None:
 # -- every task of the cluster's side -----------------------------------------------------------------------
 
 SHORT = {
-    "answer a gateway",
     "answer a request",
+    "answer on a line",
     "begin functions of an earlier driver",
     "beat for a trainer",
     "disconnect a client",
