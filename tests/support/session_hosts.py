@@ -194,17 +194,17 @@ class HostedCluster:
         with urllib.request.urlopen(request, data, timeout=BOUND) as response:
             return json.load(response)
 
+    def member_of(self, session: str) -> Member | None:
+        """The session host that has a session's driver; None while none has."""
+        pids = [one["pid"] for one in self.rest("/api/v1/sessions")["sessions"] if one["name"] == session]
+        found = [host for host in self.hosts if {driver.pid for driver in host.drivers()}.intersection(pids)]
+        return found[0] if found else None
+
     def host_of(self, session: str) -> Member:
-        """The session host that has a session."""
-        pids: list[int] = []
-
-        def is_known() -> bool:  # by the gateway that the service chooses
-            pids[:] = [one["pid"] for one in self.rest("/api/v1/sessions")["sessions"] if one["name"] == session]
-            return bool(pids)
-
-        await_true(is_known)
-        (pid,) = pids
-        (found,) = [host for host in self.hosts if pid in [driver.pid for driver in host.drivers()]]
+        """The session host that has a session, once the gateway that the service chooses knows it."""
+        await_true(lambda: self.member_of(session) is not None)
+        found = self.member_of(session)
+        assert found is not None
         return found
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, await_true
 from tests.support.session_hosts import HostedCluster, Member
+from tests.system.train.test_recovery import assert_exact
+from tests.system.train.test_restarts import await_step
+from tests.system.train.trainers import a_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -106,6 +110,38 @@ def test_a_session_whose_host_is_killed_goes_on_on_another_one(hosted: HostedClu
     job.close()
     for one in here:
         one.close()
+
+
+@pytest.mark.guarantees(
+    "training",
+    "A training with restarts goes on from its last checkpoint, as one run, when its session host is gone",
+)
+def test_a_training_goes_on_on_another_host_as_one_run(hosted: HostedCluster, tmp_path: Path) -> None:
+    job = hosted.connect(timeout=BOUND)
+    training = a_job(steps=300, checkpoints=str(tmp_path), checkpoint_every=20)
+    training.start(job, restarts=2)
+    name = job.session
+    await_step(job.weaver, 60)
+    host = hosted.host_of(name)
+    (other,) = [one for one in hosted.hosts if one is not host]
+    await_true(lambda: copy_of(hosted, other, name).exists())
+    job.detach()
+
+    kill_whole(host)  # no laptop is there
+    began = time.monotonic()
+
+    await_true(lambda: hosted.member_of(name) is other, 60)
+    print(f"another driver after {time.monotonic() - began:.1f} s")
+    with hosted.connect(name, timeout=BOUND) as found:
+        summary = found.runs()["train"].result(120)
+        (run,) = found.weaver.runs("train")
+        details, points = run.info, run.history("loss")
+    assert_exact(summary, groups=2)
+    assert (details.state, details.step, details.restarts) == ("completed", 300, 1)
+    assert min(report.restored_step for report in summary.reports.values()) >= 40
+    back = [before.step - after.step for before, after in pairwise(points) if after.step < before.step]
+    assert len(back) <= 1
+    assert all(steps <= 40 for steps in back)
 
 
 def test_a_synced_folder_comes_from_the_workers_where_its_contents_are(
