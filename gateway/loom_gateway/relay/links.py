@@ -206,7 +206,10 @@ class DriverLink(asyncio.Protocol):
         size = sum(map(len, pieces))
         self._traffic.frames += 1
         self._traffic.bytes_in += LENGTH.size + size
-        self._transport.writelines((LENGTH.pack(size), *pieces))
+        self._send(LENGTH.pack(size), *pieces)
+
+    def _send(self, *pieces: Buffer) -> None:
+        self._transport.writelines(pieces)
 
     def pause_writing(self) -> None:
         if self._socket is not None:

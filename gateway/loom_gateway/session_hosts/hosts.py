@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import asdict
 from typing import Any
 
-from loom.errors import ConnectionLost, LoomError, SessionHostUnreachable, UnknownSession, WorkerUnreachable
+from loom.errors import ConnectionLost, LoomError, SessionHostUnreachable, UnknownSession
 from loom.process import tasks
 from loom.wire.handshake import Hello
 from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.links import DriverLink
-from loom_gateway.session_hosts.kept_line import ANSWER_TIMEOUT, KeptLine
+from loom_gateway.session_hosts.kept_line import ANSWER_TIMEOUT, KeptLine, KeptLines
 from loom_gateway.session_hosts.line import Line, Request, known_fields, open_line
 from loom_gateway.sessions.driver_process import DriverProcess
 from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
@@ -32,7 +32,6 @@ from loom_gateway.workers.sources import WorkerHosts
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0  # seconds between two searches for hosts
 OPEN_TIMEOUT = 120.0  # seconds that it has to open a session: it waits for workers
 END_TIMEOUT = 60.0  # seconds that it has to end one
 FIRST_NEWS = 5.0  # seconds that a new gateway waits for its hosts
@@ -205,11 +204,8 @@ class SessionHosts:
 
     def __init__(self, hosts: WorkerHosts, key: str) -> None:
         self.end_sessions = False
-        self._hosts = hosts
+        self._hosts = KeptLines(hosts, lambda address: HostConnection(address, key, self))
         self._key = key
-        self._connections: dict[str, HostConnection] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
         self.on_end: Callable[[UserSession], None] = lambda session: None
         self.signed_out: Callable[[], Mapping[str, float]] = dict
         """Returns the ids of sign-ins to the page that have ended before their time, and when they would expire."""
@@ -224,65 +220,41 @@ class SessionHosts:
 
     async def adopt(self, user_of: Callable[[str], str]) -> None:
         """Learn of the sessions that there are; hosts that do not answer soon tell of theirs later."""
-        self._looking = tasks.keep_running("look for session hosts", self._look_on)
+        self._hosts.start()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_heard(), FIRST_NEWS)
-
-    async def _all_heard(self) -> None:
-        await self._looked.wait()
-        for connection in list(self._connections.values()):
-            await connection.heard.wait()
-
-    async def _look_on(self) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self._hosts.look)
-            except WorkerUnreachable as error:
-                logger.warning("session hosts: %s", error)
-            addresses = self._hosts.addresses
-            for address in addresses:
-                if address not in self._connections:
-                    self._connections[address] = HostConnection(address, self._key, self)
-            for address, connection in list(self._connections.items()):
-                if address not in addresses and not connection.heard.is_set():  # its pod is gone
-                    self._connections.pop(address).close()
-            self._looked.set()
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.wait_for(self._hosts.all_heard(), FIRST_NEWS)
 
     @property
     def isolation(self) -> tuple[bool, bool]:
         """True for what is so on every host that answers."""
-        told = [one.about["isolation"] for one in self._connections.values() if "isolation" in one.about]
+        told = [one.about["isolation"] for one in self._hosts.all() if "isolation" in one.about]
         return bool(told) and all(ids for ids, _ in told), bool(told) and all(leases for _, leases in told)
 
     @property
     def spare_ready(self) -> bool:
-        return any(one.takes_sessions and one.about.get("spare_ready") for one in self._connections.values())
+        return any(one.takes_sessions and one.about.get("spare_ready") for one in self._hosts.all())
 
     @property
     def workers(self) -> Sequence[str]:
         """The workers of all hosts, each once."""
-        return list(dict.fromkeys(at for one in self._connections.values() for at in one.about.get("workers", ())))
+        return list(dict.fromkeys(at for one in self._hosts.all() for at in one.about.get("workers", ())))
 
     @property
     def workers_missing(self) -> str:
         """What the hosts miss, and which hosts do not answer."""
-        missing = [one.about["missing"] for one in self._connections.values() if one.about.get("missing")]
-        silent = [f"the session host {one.address} does not answer: {one.why}" for one in self._silent()]
+        missing = [one.about["missing"] for one in self._hosts.all() if one.about.get("missing")]
+        silent = [f"the session host {one.address} does not answer: {one.why}" for one in self._hosts.heard(False)]
         return "; ".join(dict.fromkeys(missing + silent))
 
     async def cannot_open(self) -> str:
         """Return why no session can be opened; empty if one can."""
-        if any(one.takes_sessions for one in self._connections.values()):
+        if any(one.takes_sessions for one in self._hosts.all()):
             return ""
-        silent = [f"{one.address}: {one.why}" for one in self._silent()]
+        silent = [f"{one.address}: {one.why}" for one in self._hosts.heard(False)]
         return "no session host takes sessions: " + ("; ".join(silent) or "all of them were told to stop")
 
-    def _silent(self) -> list[HostConnection]:
-        return [one for one in self._connections.values() if not one.heard.is_set()]
-
     def sessions(self) -> list[UserSession]:
-        return [session for one in self._connections.values() for session in one.sessions.values()]
+        return [session for one in self._hosts.all() for session in one.sessions.values()]
 
     def awaited(self) -> list[UserSession]:
         """Return none: they outlive their gateways."""
@@ -290,9 +262,9 @@ class SessionHosts:
 
     def find(self, name: str) -> UserSession | EndedSession | None:
         """Return a session. Raise `SessionHostUnreachable` if it may be on a host that does not answer now."""
-        found = next((one.sessions[name] for one in self._connections.values() if name in one.sessions), None)
+        found = next((one.sessions[name] for one in self._hosts.all() if name in one.sessions), None)
         known = found or self.ended.get(name)
-        if known is None and (silent := self._silent()):
+        if known is None and (silent := self._hosts.heard(False)):
             why = "; ".join(f"{one.address}: {one.why}" for one in silent)
             raise SessionHostUnreachable(f"session {name!r} may be on a session host that does not answer: {why}")
         return known
@@ -309,14 +281,14 @@ class SessionHosts:
 
     def host_of(self, session: UserSession) -> HostConnection:
         """Return the host of a session. Raise `UnknownSession` if it has ended."""
-        for one in self._connections.values():
+        for one in self._hosts.all():
             if one.sessions.get(session.name) is session:
                 return one
         raise UnknownSession(f"session {session.name!r} has ended")
 
     def forget_older(self, host: HostConnection, record: DriverRecord) -> UserSession | None:
         """Return a session if another host has it since it has moved from this one; else it is this one's."""
-        for other in self._connections.values():
+        for other in self._hosts.all():
             if other is not host and (found := other.sessions.get(record.session)) is not None:
                 if found.driver.record.moves > record.moves:
                     return found
@@ -325,8 +297,8 @@ class SessionHosts:
 
     def hosts_of(self, name: str) -> list[HostConnection]:
         """Return the host of a session, or if it has ended all hosts that may have its log."""
-        living = [one for one in self._connections.values() if name in one.sessions]
-        return living or list(self._connections.values())
+        living = [one for one in self._hosts.all() if name in one.sessions]
+        return living or self._hosts.all()
 
     async def open_line(self, host: HostConnection, request: Request, session: UserSession | None = None) -> Line:
         return await open_line(host.address, self._key, request, None if session is None else session.traffic)
@@ -344,7 +316,7 @@ class SessionHosts:
         Raises:
             SessionHostUnreachable: no host answers that was not told to stop.
         """
-        hosts = [one for one in self._connections.values() if one.takes_sessions]
+        hosts = [one for one in self._hosts.all() if one.takes_sessions]
         refused: LoomError | None = None
         for host in sorted(hosts, key=lambda one: len(one.sessions) + one.opening):
             host.opening += 1
@@ -377,9 +349,8 @@ class SessionHosts:
 
     def share_signed_out(self, ended: Mapping[str, float]) -> None:
         """Tell the other gateways, by every host that answers; one that does not is told when it does."""
-        for one in self._connections.values():
-            if one.heard.is_set():
-                tasks.run("tell a session host", one.tell("signed_out", ended=dict(ended)))
+        for one in self._hosts.heard():
+            tasks.run("tell a session host", one.tell("signed_out", ended=dict(ended)))
 
     def prepare_spare(self) -> None:
         """Do nothing: the hosts do."""
@@ -388,10 +359,7 @@ class SessionHosts:
         """End nothing: sessions outlive their gateways."""
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-        for one in self._connections.values():
-            one.close()
+        self._hosts.close()
 
     def abandon(self) -> None:
         """Do nothing: the lines end with this process."""

@@ -1,4 +1,7 @@
-"""`KeptLine`, a line to a session host on which it is asked, and which is opened again when it breaks."""
+"""`KeptLine`, a line to a session host on which it is asked, and which is opened again when it breaks.
+
+`KeptLines` has one for each session host that there is.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ import contextlib
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
-from loom.errors import LoomError, SessionHostUnreachable
+from loom.errors import LoomError, SessionHostUnreachable, WorkerUnreachable
 from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom_gateway.session_hosts.line import Line, Request, open_line, read_frame
+from loom_gateway.workers.sources import WorkerHosts
 
 logger = logging.getLogger(__name__)
 
 AGAIN = Backoff(0.1, 3.0, jitter=0.2)  # seconds before a line to a host is opened again
+LOOK_EVERY = 2.0  # seconds between two searches for hosts
 ANSWER_TIMEOUT = 30.0  # seconds that a host has for most requests
 
 
@@ -119,3 +124,62 @@ class KeptLine(ABC):
     def close(self) -> None:
         self._keeping.cancel()
         self._lose()
+
+
+K = TypeVar("K", bound=KeptLine)
+
+
+class KeptLines(Generic[K]):
+    """The lines to the session hosts in some places.
+
+    Args:
+        hosts: where they are.
+        opened: returns the line to an address.
+    """
+
+    def __init__(self, hosts: WorkerHosts, opened: Callable[[str], K]) -> None:
+        self._hosts = hosts
+        self._opened = opened
+        self._lines: dict[str, K] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._looked = asyncio.Event()
+
+    def start(self) -> None:
+        """Look for hosts from now on."""
+        self._looking = tasks.keep_running("look for session hosts", self._look_on)
+
+    def all(self) -> list[K]:
+        """Return the lines to all hosts that were found."""
+        return list(self._lines.values())
+
+    def heard(self, holds: bool = True) -> list[K]:
+        """Return the lines that hold, or those that do not."""
+        return [one for one in self.all() if one.heard.is_set() is holds]
+
+    async def all_heard(self) -> None:
+        """Wait until the hosts that are found first have told what they tell at first."""
+        await self._looked.wait()
+        for one in self.all():
+            await one.heard.wait()
+
+    async def _look_on(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._hosts.look)
+            except WorkerUnreachable as error:
+                logger.warning("session hosts: %s", error)
+            addresses = self._hosts.addresses
+            for address in addresses:
+                if address not in self._lines:
+                    self._lines[address] = self._opened(address)
+            for address, line in list(self._lines.items()):
+                if address not in addresses and not line.heard.is_set():  # its pod is gone
+                    self._lines.pop(address).close()
+            self._looked.set()
+            await asyncio.sleep(LOOK_EVERY)
+
+    def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        for one in self.all():
+            one.close()

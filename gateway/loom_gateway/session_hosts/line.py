@@ -53,6 +53,9 @@ MAX_CONTROL = 32 << 20
 
 T = TypeVar("T")
 
+AT_ONCE = 16 << 10
+"""Bytes of pieces that are joined before they are encrypted, as many as TLS takes at once."""
+
 _SILENCE = 20_000  # milliseconds without an answer of the other machine after which a line is cut
 _LIFETIME = datetime.timedelta(days=3650)
 
@@ -118,6 +121,12 @@ class Line(DriverLink):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._writable.set()
+
+    def _send(self, *pieces: Buffer) -> None:
+        if sum(map(len, pieces)) <= AT_ONCE:
+            self._transport.write(b"".join(pieces))  # each piece would be encrypted, and read, by itself
+        else:
+            super()._send(*pieces)
 
     async def drained(self) -> None:
         """Wait until the other side has taken most of what was sent, or has gone."""

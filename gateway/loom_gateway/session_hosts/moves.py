@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from loom.control.operations import LEASE, HoldSessions, TakeSessions
-from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WorkerUnreachable, WrongState
+from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongState
 from loom.process import tasks
 from loom.process.state_file import replace_file
 from loom.weaver.client import WeaverClient
 from loom.weaver.keys import EVERYONE
-from loom_gateway.session_hosts.kept_line import KeptLine
+from loom_gateway.session_hosts.kept_line import KeptLine, KeptLines
 from loom_gateway.session_hosts.line import Request, field_of, known_fields
 from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.lease_file import LeaseFile, now
@@ -181,9 +181,7 @@ class Moves:
         self.name = own_name(folder)
         self._manager = manager
         self._weaver = weaver
-        self._key = key
-        self._hosts = peers
-        self._peers: dict[str, Peer] = {}
+        self._peers = KeptLines(peers, lambda address: Peer(address, key, self.name))
         self._copies = Copies(folder / "copies")
         self._partners = Partners(folder / "partners")
         manager.lease = str(folder / "lease")
@@ -196,8 +194,8 @@ class Moves:
         """What another host may ask for, by its name and arguments."""
 
     def start(self) -> None:
+        self._peers.start()
         self._tasks = [
-            tasks.keep_running("look for other session hosts", self._look_on),
             tasks.keep_running("keep the sessions of this host", self._hold_on),
             tasks.keep_running("leave copies of sessions", self._copy_on),
             tasks.keep_running("take over sessions", self._watch_others),
@@ -207,27 +205,11 @@ class Moves:
         """Ask the others for nothing any more; they take the sessions over when the lease is over."""
         for task in self._tasks:
             task.cancel()
-        for peer in self._peers.values():
-            peer.close()
-
-    async def _look_on(self) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self._hosts.look)
-            except WorkerUnreachable as error:
-                logger.warning("other session hosts: %s", error)
-            addresses = self._hosts.addresses
-            for address in addresses:
-                if address not in self._peers:
-                    self._peers[address] = Peer(address, self._key, self.name)
-            for address, peer in list(self._peers.items()):
-                if address not in addresses and not peer.heard.is_set():  # its pod is gone
-                    self._peers.pop(address).close()
-            await asyncio.sleep(HOLD_EVERY)
+        self._peers.close()
 
     def _others(self) -> list[Peer]:
         """Return the other hosts that answer. This one may be among the peers."""
-        return [one for one in self._peers.values() if one.heard.is_set() and one.name != self.name]
+        return [one for one in self._peers.heard() if one.name != self.name]
 
     def _movable(self) -> dict[str, UserSession]:
         return {one.name: one for one in self._manager.sessions() if one.driver.files.leaves_functions()}
