@@ -305,7 +305,9 @@ class Moves:
     def _has(self, name: str, moves: int) -> bool:
         """Return whether this host has, or had until its end, a session that another one also seems to have."""
         found = self._manager.find(name)
-        return isinstance(found, EndedSession) or (found is not None and found.driver.record.moves > moves)
+        if isinstance(found, EndedSession):  # a user who could reach this host only has ended it here
+            return found.moves > moves or not found.lost
+        return found is not None and found.driver.record.moves > moves
 
     async def _take_copy(self, host: str, about: Mapping[str, Any]) -> None:
         name, record = field_of(about, "session", str), field_of(about, "record", dict)
@@ -325,10 +327,10 @@ class Moves:
             await asyncio.sleep(LOOK_EVERY)
             if (late := now() - before - 2 * LOOK_EVERY) > 0:  # what came meanwhile is not read yet
                 self._copies.note_held_up(late)
-            before = now()
             for host in await asyncio.to_thread(self._copies.hosts):
                 if self._copies.silence(host) > LEASE + SLACK:
                     await self._take_over(host)
+            before = now()
 
     async def _take_over(self, host: str) -> None:
         """Take over the sessions of a host that is silent, unless the weaver has heard of it."""

@@ -47,6 +47,8 @@ class EndedSession(EndedSessionInfo):
     """The last lines of the driver's output."""
     log: str
     """The path of the session's log."""
+    moves: int = 0
+    """How often it had moved to another session host."""
 
     @property
     def shared(self) -> Mapping[str, str]:
@@ -66,6 +68,7 @@ class EndedSession(EndedSessionInfo):
             lost=not words.reason,
             output="\n".join(output),
             log=log,
+            moves=record.moves,
         )
 
     def error(self) -> LoomError:

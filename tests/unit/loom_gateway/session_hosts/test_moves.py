@@ -19,10 +19,11 @@ from loom.weaver.server import session_leases
 from loom_gateway.session_hosts import moves as module
 from loom_gateway.session_hosts.host import SessionHost
 from loom_gateway.session_hosts.moves import Copies, Moves
+from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.lease_file import LeaseFile, now
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.restarts import MovedElsewhere
-from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, StateFolder
+from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, LastWords, StateFolder
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 from tests.unit.loom.weaver.running import Running, running
 
@@ -73,7 +74,7 @@ class Sessions:
         return driver
 
     def sessions(self) -> list[Any]:
-        return list(self.own.values())
+        return [one for one in self.own.values() if not isinstance(one, EndedSession)]
 
     def find(self, name: str) -> Any:
         return self.own.get(name)
@@ -179,6 +180,19 @@ async def test_a_driver_is_killed_whose_session_is_another_hosts(tmp_path: Path)
         driver = first.sessions.open("session-1")
         await second.sessions.take_over(DriverRecord(1, 1, "session-1", moves=1), Path(driver.files.restart))
         await until(lambda: driver.signals == [signal.SIGKILL])
+
+
+@pytest.mark.parametrize(
+    ("moves", "reason", "goes_on"), [(2, "", False), (0, "", True), (0, "a user ended it", False)]
+)
+async def test_a_session_that_has_ended_elsewhere_ends_unless_only_a_driver_before_was_lost(
+    tmp_path: Path, moves: int, reason: str, goes_on: bool
+) -> None:
+    async with running() as weaver, hosts(tmp_path, weaver, 1) as (only,):
+        record = DriverRecord(1, 1, "session-1", moves=moves)
+        only.sessions.own["session-1"] = EndedSession.of(record, LastWords(reason), "was killed", [], "log")
+        told = await only.moves.methods["hold"]("a", {"sessions": {"session-1": 1}})
+        assert told == ([] if goes_on else ["session-1"])
 
 
 async def test_a_host_has_its_sessions_as_long_as_the_weaver_or_all_others_say_so(
