@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -82,7 +82,7 @@ class Member:
 
     def __init__(self, folder: Path, name: str, *command: str, **variables: str) -> None:
         self.name = name
-        self._variables = variables
+        self.variables = variables
         self._command = command
         self._output = folder / f"{name}.log"
         self.process: subprocess.Popen[str]
@@ -92,7 +92,7 @@ class Member:
         command = [self.address.rpartition(":")[2] or "0" if part == "PORT" else part for part in self._command]
         command = [part.replace(":PORT", f":{self.address.rpartition(':')[2] or 0}") for part in command]
         with self._output.open("a") as output:
-            self.process = start(*command, stderr=output, env={**os.environ, **self._variables})
+            self.process = start(*command, stderr=output, env={**os.environ, **self.variables})
         try:
             told = read_json(self.process)
         except AssertionError as error:
@@ -107,6 +107,12 @@ class Member:
     def end(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
         self.process.communicate(timeout=BOUND)
+
+    def upgrade(self, variables: Mapping[str, str]) -> None:
+        """Tell it to stop, and start another version in its place."""
+        self.end(signal.SIGTERM)
+        self.variables.update(variables)
+        self.start()
 
     def drivers(self) -> list[psutil.Process]:
         """The drivers that it has started, and that live; none if it does not."""
@@ -128,7 +134,10 @@ class HostedCluster:
         host_options: Sequence[str] = (),
         gateway_options: Sequence[str] = (),
         peers: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        self.variables = dict(variables or {})
+        """In the environment of the processes that are made from now on."""
         self.folder = Path(tempfile.mkdtemp(prefix="loom-test-"))
         self.key = self.secret("key")
         weaver_secret = self.secret("weaver-secret")
@@ -142,14 +151,8 @@ class HostedCluster:
         addresses.touch()
         if peers:
             host_options = [*host_options, "--peer", f"file:{addresses}"]
-        self.hosts = [
-            self._member(
-                f"host{number}", "-m", "loom_gateway.session_hosts", "--listen", "127.0.0.1:PORT",
-                "--state-dir", str(self.folder / f"host{number}"), *shared, *given, *host_options,
-                LOOM_CACHE=str(self.folder / f"cache{number}"),
-            ).start()
-            for number in range(hosts)
-        ]  # fmt: skip
+        self._of_hosts = [*shared, *given, *host_options]
+        self.hosts = [self.host(f"host{number}").start() for number in range(hosts)]
         addresses.write_text("".join(f"tcp://{host.address}\n" for host in self.hosts))
         of_hosts = [part for host in self.hosts for part in ("--session-host", f"tcp://{host.address}")]
         self._of_gateways = [*shared, *of_hosts, *gateway_options]
@@ -157,6 +160,13 @@ class HostedCluster:
         self.service = Service()
         self.service.ports = [gateway.port for gateway in self.gateways]
         self.url = self.service.url
+
+    def host(self, name: str) -> Member:
+        """One more session host, of which the gateways have to be told."""
+        return self._member(
+            name, "-m", "loom_gateway.session_hosts", "--listen", "127.0.0.1:PORT",
+            "--state-dir", str(self.folder / name), *self._of_hosts, LOOM_CACHE=str(self.folder / f"cache-{name}"),
+        )  # fmt: skip
 
     def gateway(self, name: str, key: str | None = None) -> Member:
         """One more gateway, perhaps with another key."""
@@ -173,7 +183,7 @@ class HostedCluster:
         return str(path)
 
     def _member(self, name: str, *command: str, **variables: str) -> Member:
-        return Member(self.folder, name, *command, **variables)
+        return Member(self.folder, name, *command, **self.variables, **variables)
 
     @property
     def members(self) -> list[Member]:

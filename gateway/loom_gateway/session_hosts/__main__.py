@@ -75,8 +75,8 @@ async def _run(
     host.draining = True
     if settings.drain and not manager.end_sessions:
         await _drain(manager, settings.drain, stopping)
-    host.server.close()
     await manager.end_all()
+    await host.close()
     await weaver.close(manager.end_sessions)
     await manager.close()
 

@@ -65,6 +65,7 @@ class SessionHost:
             "ask": self._ask,
             "signed_out": self._sign_out,
         }
+        self._told: set[Changes] = set()
         self.signed_out: dict[str, float] = {}
         """The ids of sign-ins to the page that have ended before their time, and when each would have expired."""
 
@@ -73,6 +74,12 @@ class SessionHost:
         await self.server.start(listener)
         if self._moves is not None:
             self._moves.start()
+
+    async def close(self) -> None:
+        """Tell the gateways how the last sessions have ended, and close all lines."""
+        for changes in self._told:
+            changes.push()
+        await self.server.finish()
 
     async def _serve(self, line: Line, request: Request) -> None:
         if request.line == "control":
@@ -87,10 +94,13 @@ class SessionHost:
             raise ProtocolMismatch(f"this session host has no line {request.line!r:.40}")
 
     async def _control(self, line: Line) -> None:
-        telling = tasks.keep_running("tell a gateway", Changes(self, self._manager, line).tell)
+        changes = Changes(self, self._manager, line)
+        self._told.add(changes)
+        telling = tasks.keep_running("tell a gateway", changes.tell)
         try:
             await _answer_on(line, self._methods)
         finally:
+            self._told.discard(changes)
             telling.cancel()  # what was asked goes on: its gateway may be told by another line
 
     async def _peer(self, line: Line, moves: Moves, host: str) -> None:
@@ -237,10 +247,14 @@ class Changes:
 
     async def tell(self) -> None:
         while True:
-            for news in self._news():  # at once: no answer about a newer session comes between
-                self._line.send({"news": news})
+            self.push()
             await self._line.drained()
             await asyncio.sleep(LOOK_EVERY)
+
+    def push(self) -> None:
+        """Send what has changed, at once: no answer about a newer session comes between."""
+        for news in self._news():
+            self._line.send({"news": news})
 
     def _news(self) -> list[dict[str, Any]]:
         """Return what has changed, in parts of a bounded size; the names of all sessions come last."""

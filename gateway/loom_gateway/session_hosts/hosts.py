@@ -142,6 +142,11 @@ class HostConnection(KeptLine):
     def takes_sessions(self) -> bool:
         return self.heard.is_set() and not self.about.get("draining", False)
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the host was told to stop and has gone without a session: it is not missed."""
+        return not self.heard.is_set() and self.about.get("draining", False) and not self.sessions
+
 
 class HostedLogs:
     """The logs on the session hosts."""
@@ -167,11 +172,15 @@ class HostedLogs:
         about = {"session": session, "query": asdict(query), "user": user, "follow": follow}
         refused: LoomError | None = None
         for host in self._all.hosts_of(session):
-            line = await self._all.open_line(host, Request("logs", about))
+            try:
+                line = await self._all.open_line(host, Request("logs", about))
+            except SessionHostUnreachable as error:
+                refused = error
+                continue
             try:
                 await line.take(ANSWER_TIMEOUT)
             except UnknownSession as error:  # it ended on another host
-                refused = error
+                refused = refused or error
                 line.close()
             except BaseException:
                 line.close()
@@ -243,15 +252,18 @@ class SessionHosts:
     def workers_missing(self) -> str:
         """What the hosts miss, and which hosts do not answer."""
         missing = [one.about["missing"] for one in self._hosts.all() if one.about.get("missing")]
-        silent = [f"the session host {one.address} does not answer: {one.why}" for one in self._hosts.heard(False)]
+        silent = [f"the session host {one.address} does not answer: {one.why}" for one in self._silent()]
         return "; ".join(dict.fromkeys(missing + silent))
 
     async def cannot_open(self) -> str:
         """Return why no session can be opened; empty if one can."""
         if any(one.takes_sessions for one in self._hosts.all()):
             return ""
-        silent = [f"{one.address}: {one.why}" for one in self._hosts.heard(False)]
+        silent = [f"{one.address}: {one.why}" for one in self._silent()]
         return "no session host takes sessions: " + ("; ".join(silent) or "all of them were told to stop")
+
+    def _silent(self) -> list[HostConnection]:
+        return [one for one in self._hosts.heard(False) if not one.has_ended]
 
     def sessions(self) -> list[UserSession]:
         return [session for one in self._hosts.all() for session in one.sessions.values()]
@@ -264,7 +276,7 @@ class SessionHosts:
         """Return a session. Raise `SessionHostUnreachable` if it may be on a host that does not answer now."""
         found = next((one.sessions[name] for one in self._hosts.all() if name in one.sessions), None)
         known = found or self.ended.get(name)
-        if known is None and (silent := self._hosts.heard(False)):
+        if known is None and (silent := self._silent()):
             why = "; ".join(f"{one.address}: {one.why}" for one in silent)
             raise SessionHostUnreachable(f"session {name!r} may be on a session host that does not answer: {why}")
         return known

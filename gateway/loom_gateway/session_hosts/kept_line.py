@@ -76,7 +76,7 @@ class KeptLine(ABC):
                 asked = self._asked.get(said["answer"])
                 if asked is not None and not asked.done():
                     asked.set_result(said)
-            else:
+            elif "news" in said:  # a newer host may say more
                 self._take(said["news"])
 
     def _lose(self) -> None:

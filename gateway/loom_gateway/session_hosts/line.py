@@ -84,12 +84,15 @@ class Line(DriverLink):
     def __init__(self, traffic: Traffic | None = None, made: Callable[[Line], object] | None = None) -> None:
         super().__init__(Traffic() if traffic is None else traffic)
         self._made = made
+        self.peer = ""
+        """The address of the other side."""
         self.max_frame = MAX_STRANGE
         self._writable = asyncio.Event()
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.peer = str((transport.get_extra_info("peername") or [""])[0])
         _keep_alive(transport.get_extra_info("socket"))
         if self._made is not None:
             self._made(self)
@@ -97,12 +100,6 @@ class Line(DriverLink):
     def trust(self, request: Request) -> None:
         """Take larger frames from now on: the other side knows the key."""
         self.max_frame = MAX_CONTROL if request.line in ("control", "peer") else MAX_DRIVER_FRAME
-
-    @property
-    def peer(self) -> str:
-        """The address of the other side."""
-        name = self._transport.get_extra_info("peername")
-        return str(name[0]) if name else ""
 
     @property
     def their_certificate(self) -> str:
@@ -311,6 +308,13 @@ class LineServer:
             self._server.close()
         for line in list(self._lines):
             line.close()
+
+    async def finish(self) -> None:
+        """Do as `close`, and wait until the other sides have what was sent to them, for 5 s at most."""
+        lines = list(self._lines)
+        self.close()
+        if lines:
+            await asyncio.wait([line.closed for line in lines], timeout=CONNECT_TIMEOUT)
 
     def _accept(self, line: Line) -> None:
         self._strangers.add(line)

@@ -207,6 +207,8 @@ def test_a_host_that_is_told_to_stop_gets_no_new_session_and_ends_without_one(cl
             assert host.process.poll() is None
 
         assert host.process.wait(BOUND) == 0
+        await_true(lambda: not names(hosted, hosted.gateways[0]))
+        assert hosted.rest("/api/v1/status", hosted.gateways[0])["workers_missing"] == ""  # nor is the host
         assert ready["status"] == "ok"
         assert host.name not in opened
 

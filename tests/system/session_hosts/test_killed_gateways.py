@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import loom
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
+from tests.support.counting_laptop import KINDS
 from tests.support.gateways import BOUND
 from tests.support.session_hosts import HostedCluster
 
@@ -26,25 +26,6 @@ SESSIONS = int(os.environ.get("LOOM_SESSIONS", "6"))
 PAUSE = float(os.environ.get("LOOM_PAUSE", "5"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 4 * KILLS * PAUSE)]
-
-
-def call(job: loom.Job, counter: loom.ActorMesh) -> Iterator[int]:
-    while True:
-        yield counter.add.call_one(1).get(timeout=BOUND)
-
-
-def stream(job: loom.Job, counter: loom.ActorMesh) -> Iterator[int]:
-    while True:
-        for answer in counter.add.stream(1):
-            yield answer.get(timeout=BOUND)
-
-
-def run(job: loom.Job, counter: loom.ActorMesh) -> Iterator[int]:
-    while True:
-        yield job.run(lambda: counter.add.call_one(1).get(timeout=40.0))
-
-
-KINDS = (call, stream, run)
 
 
 class Session(threading.Thread):
@@ -82,7 +63,7 @@ class Session(threading.Thread):
 )
 def test_no_call_fails_is_lost_or_doubled(cluster: LocalCluster) -> None:
     with HostedCluster(cluster.workers) as hosted:
-        sessions = [Session(hosted, KINDS[number % len(KINDS)]) for number in range(SESSIONS)]
+        sessions = [Session(hosted, list(KINDS.values())[number % len(KINDS)]) for number in range(SESSIONS)]
         for session in sessions:
             session.start()
         for session in sessions:

@@ -18,6 +18,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.session_hosts.hosts import SessionHosts
 from loom_gateway.session_hosts.line import Line, LineServer, Request
 from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.logs import LogQuery
 from loom_gateway.sessions.session import SessionState, UserSession
 from loom_gateway.sessions.state_dir import DriverRecord
 from loom_gateway.workers.sources import WorkerHosts, parse_source
@@ -102,6 +103,7 @@ async def test_what_only_a_newer_host_tells_is_left_out() -> None:
     host = await started()
     async with served(host) as sessions:
         line = await asyncio.wait_for(host.lines.get(), BOUND)
+        line.send({"of_the_future": 1})
         line.send({"news": {"sessions": [described("a", of_the_future=1)], "names": ["a"], "host": ABOUT}})
         await asyncio.wait_for(told(sessions, "a"), BOUND)
 
@@ -158,6 +160,45 @@ async def test_a_session_may_be_on_a_host_that_is_silent() -> None:
             sessions.get("b")
         assert silent.address in sessions.workers_missing
         silent.listener.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "draining", "is_missed"), [([], True, False), (["a"], True, True), ([], False, True)]
+)
+async def test_a_host_that_was_told_to_stop_is_not_missed_once_its_last_session_has_ended(
+    names: list[str], draining: bool, is_missed: bool
+) -> None:
+    host = await started()
+    async with served(host) as sessions:
+        line = await asyncio.wait_for(host.lines.get(), BOUND)
+        described_ones = [described(name) for name in names]
+        line.send({"news": {"sessions": described_ones, "names": names, "host": ABOUT | {"draining": draining}}})
+        await asyncio.wait_for(told(sessions, *names), BOUND)
+        while not sessions.workers:  # noqa: ASYNC110 - until it is heard
+            await asyncio.sleep(0.01)
+        (connection,) = sessions._hosts.all()
+        host.server.close()
+        while connection.heard.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+        assert (host.address in sessions.workers_missing) == is_missed
+        with pytest.raises(SessionHostUnreachable if is_missed else UnknownSession):
+            sessions.get("b")
+
+
+async def test_a_log_is_read_though_another_host_is_silent() -> None:
+    silent, host = Host(), await started()
+    silent.listener.close()
+    async with served(silent, host) as sessions:
+        line = await asyncio.wait_for(host.lines.get(), BOUND)
+        line.send({"news": {"names": [], "host": ABOUT}})
+        reading = asyncio.ensure_future(sessions.logs.read("a", LogQuery(), "ann"))
+        reader = await asyncio.wait_for(host.lines.get(), BOUND)
+        reader.send({"begun": True})
+        reader.send({"lines": b"a line"})
+        reader.send({"over": True})
+
+        assert [some async for some in await asyncio.wait_for(reading, BOUND)] == [b"a line"]
 
 
 async def test_what_was_asked_of_a_host_that_goes_is_not_waited_for() -> None:
