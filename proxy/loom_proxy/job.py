@@ -17,7 +17,7 @@ from loom.session_alive import SessionLife
 from loom.shape import Shape
 from loom.weaver.run_views import RunRecord
 from loom.wings import Part
-from loom.wire.bodies import AllHosts, FlushLogs, RefreshHosts
+from loom.wire.bodies import AllHosts, FlushLogs, LivingHosts, RefreshHosts
 from loom.wire.messages import Kind
 from loom_proxy.code_sync.folders import SyncedFolders, SyncResult
 from loom_proxy.debugger import Debugger
@@ -158,7 +158,10 @@ class Job(Shown):
 
     @property
     def hosts(self) -> HostMeshProxy:
-        """The worker hosts, with the one dimension ``hosts``. `refresh_hosts` adds those that have joined."""
+        """The worker hosts, with the one dimension ``hosts``. `refresh_hosts` adds those that have joined.
+
+        `living_hosts` is without those that are gone.
+        """
         _ = self._calls
         return self._hosts
 
@@ -394,6 +397,24 @@ class Job(Shown):
         calls = self._calls
         back: list[int] = calls.ask(RefreshHosts()).get()
         return sorted({*back, *self._take_joined(calls)})
+
+    def living_hosts(self) -> HostMeshProxy:
+        """Return a mesh of the hosts that are there now: without lost ones and, if others are left, drained ones.
+
+        It has hosts that have joined, also without `refresh_hosts`, in the order of `hosts`, and its own indexes,
+        from 0. It does not change later, and meshes that were made before go on: after an event ``host_joined``,
+        ``host_back``, ``host_draining`` or ``host_lost``, ask for another mesh and spawn on that.
+
+        Raises:
+            SupervisionError: all hosts are lost.
+            ProtocolMismatch: the driver is older than this version.
+        """
+        calls = self._calls
+        ident = calls.next_id()
+        hosts: list[int] = calls.ask(LivingHosts(), ident=ident).get()
+        whole = WholeMesh(calls, ident, "hosts", Shape.row_major({"hosts": len(hosts)}))
+        calls.states.number_hosts(ident, hosts)
+        return HostMeshProxy(whole)
 
     def channel(self, once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """Open a port of this session, whose messages come to this program. See `loom.Channel.open`.

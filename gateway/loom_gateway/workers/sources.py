@@ -134,13 +134,15 @@ class StaticWorkers:
         return [FoundWorker(address, place) for place, address in enumerate(self.addresses)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class DnsWorkers:
-    """Workers in the pods behind a headless service."""
+    """Workers in the pods behind a headless service: ``count``, and further pods if a StatefulSet numbers them."""
 
     service: str
     port: int
     count: int
+    _from_zero: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether there was a pod with the ordinal 0: a StatefulSet may number its pods from elsewhere."""
     advice = "See why their pods are not ready, with `kubectl get pods` and `kubectl describe pod`"
 
     @property
@@ -156,7 +158,9 @@ class DnsWorkers:
                 f"{getattr(error, 'strerror', None) or error}. See `kubectl get endpoints`, and whether its "
                 "selector matches the workers' pods"
             ) from error
-        numbered = all(pod.ordinal is not None and pod.ordinal < self.count for pod in pods)
+        self._from_zero |= pods[0].ordinal == 0
+        # Further pods of a Deployment may be those that are about to take the places of others.
+        numbered = all(pod.ordinal is not None and (self._from_zero or pod.ordinal < self.count) for pod in pods)
         return [
             FoundWorker(str(WorkerAddress(pod.address, self.port)), pod.ordinal if numbered else None)
             for pod in pods
@@ -320,6 +324,8 @@ class WorkerHosts:
                 # last.
                 if not self._numbered or places is self._places[-1]:
                     places += [None] * (source.count - len(places))
+                    while any(worker.place == len(places) for worker in found):
+                        places.append(None)
             except WorkerUnreachable as error:
                 errors.append(error)
                 continue

@@ -208,6 +208,14 @@ class AllHosts(Body, kind=Kind.ALL_HOSTS):
 
 
 @dataclass(frozen=True, slots=True)
+class LivingHosts(Body, kind=Kind.LIVING_HOSTS):
+    """Make a host mesh of the session's hosts that are neither lost nor drained.
+
+    Result: their numbers, in the order of the mesh.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class StopHosts(Body, kind=Kind.STOP_HOSTS):
     """Stop every process of the session on all hosts; the hosts stay. Result: None."""
 

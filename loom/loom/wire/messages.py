@@ -66,6 +66,7 @@ class Kind(enum.IntEnum):
     STREAM = 35
     BROADCAST = 36
     SEND = 37
+    LIVING_HOSTS = 38
     RUN = 40
     MESHES = 41
     RUNS = 42

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loom.errors import ActorError, SupervisionError
@@ -95,6 +95,8 @@ class MeshStates:
         self._unknown: OrderedDict[int, _Whole] = OrderedDict()
         """Meshes that events have named before they are added, the oldest first."""
         self._parts: dict[int, _Part] = {}
+        self._living: dict[int, Sequence[int]] = {}
+        """The numbers of the hosts of each mesh that has left some out."""
         self.unseen: set[int] = set()
         """Ids of meshes and parts of meshes that have not answered as a whole yet."""
 
@@ -129,11 +131,17 @@ class MeshStates:
         self._parts[ident] = part._replace(whole=whole)
         whole.alive.update(part.shape.ranks())
 
+    def number_hosts(self, ident: int, hosts: Sequence[int]) -> None:
+        """Note the numbers of the hosts of a mesh that leaves some out. They live."""
+        self._living[ident] = hosts
+        self._whole(ident).alive.update(range(len(hosts)))
+
     def forget(self, views: Mapping[Shape, int]) -> None:
         """Drop a mesh whose proxies are garbage, given the ids of the mesh and of its parts."""
         for ident in views.values():
             self._wholes.pop(ident, None)
             self._parts.pop(ident, None)
+            self._living.pop(ident, None)
             self.unseen.discard(ident)
 
     def of(self, ident: int, ranks: Iterable[int]) -> list[tuple[RankState, str]]:
@@ -200,8 +208,16 @@ class MeshStates:
         elif name == "actors_lost":
             self._whole(details["id"]).note_failed(details["ranks"], f"Monarch has stopped it: {details['report']}")
         elif name == "host_lost":
-            self._whole(_HOSTS).failed[details["host"]] = f"worker {details['address']} is gone"
+            for whole, rank in self._host(details["host"]):
+                whole.failed[rank] = f"worker {details['address']} is gone"
         elif name in ("host_back", "host_joined"):
-            self._whole(_HOSTS).failed.pop(details["host"], None)
+            for whole, rank in self._host(details["host"]):
+                whole.failed.pop(rank, None)
         elif name == "failure" and "id" in details:
             self._whole(details["id"]).note_failed(details["ranks"], details["report"])
+
+    def _host(self, number: int) -> list[tuple[_Whole, int]]:
+        """Return a host's rank in each whole host mesh."""
+        living = self._living.copy().items()
+        found = [(self._whole(ident), hosts.index(number)) for ident, hosts in living if number in hosts]
+        return [(self._whole(_HOSTS), number), *found]

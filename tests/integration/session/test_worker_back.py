@@ -50,6 +50,8 @@ def test_a_host_that_comes_back_is_used_again_by_the_session_and_by_new_ones(own
         gone = r"worker host 0 at tcp://\S+ \(its worker has ended\) is gone.*refresh_hosts"
         with pytest.raises(loom.SupervisionError, match=gone):
             job.hosts.spawn_procs().initialized.get(BOUND)
+        living = job.living_hosts().spawn_procs().spawn("living", Counter)
+        assert list(living.add.call(1).get(BOUND).values()) == [1]
         alone = job.hosts.slice(hosts=1).spawn_procs().spawn("alone", Counter)
         assert list(alone.add.call(1).get(BOUND).values()) == [1]
 

@@ -100,6 +100,25 @@ def test_hosts_that_join_are_used_by_the_sessions_that_live(listed: Listed, tmp_
         assert second.add.call_one(1).get(BOUND) == 2
         with pytest.raises(loom.SupervisionError, match="worker host 0 at"):
             job.hosts.spawn_procs().initialized.get(BOUND)
+        living = job.living_hosts()
+        assert dict(living.extent) == {"hosts": 2}
+        those = living.spawn_procs(per_host={"gpus": 2}).spawn("those", Counter)
+        assert list(those.add.call(1).get(BOUND).values()) == [1] * 4
+        last = living.slice(hosts=1).spawn_procs()
+        assert last.host_mesh.spawn_procs().spawn("last", Counter).add.call_one(1).get(BOUND) == 1
+        assert job.run(spawned_on, living) == 2
+
+        listed.kill(2)
+        await_event(job, "host_lost", 2)
+        with pytest.raises(loom.SupervisionError, match="worker host 2 at"):
+            living.slice(hosts=1).spawn_procs().initialized.get(BOUND)
+        assert "is gone" in living._repr_html_()
+        alone = job.living_hosts().spawn_procs().spawn("alone", Counter)
+        assert alone.add.call_one(1).get(BOUND) == 1
+        listed.add(2)
+        listed.write()
+        await_event(job, "host_back")
+        assert list(living.spawn_procs().spawn("again", Counter).add.call(1).get(BOUND).values()) == [1, 1]
         job.detach()
         with gateway.connect(session=job.session) as again:
             assert len(again.hosts) == 3

@@ -52,6 +52,7 @@ class MeshOperations:
             Kind.WITH_PYTHON: self._with_python,
             Kind.HOST_OF: self._host_of,
             Kind.ALL_HOSTS: self._all_hosts,
+            Kind.LIVING_HOSTS: self._living_hosts,
             Kind.STOP_HOSTS: self._stop_hosts,
         }
 
@@ -198,6 +199,11 @@ class MeshOperations:
             raise WrongArguments(f"this session has {len(known)} hosts, and not {count}")
         hosts, first = tuple(range(count)), self._context.meshes.mesh(HOST_MESH)
         self._add_hosts(message.id, self._context.hosts.mesh_on(hosts, first), hosts, "")
+
+    def _living_hosts(self, message: Message, started: float) -> None:
+        hosts = self._context.hosts.living()
+        self._add_hosts(message.id, self._context.hosts.at_addresses(hosts), hosts, "")
+        self._context.replies.succeed(message.id, started, hosts)
 
     def _add_hosts(self, ident: int, mesh: Any, ranks: tuple[int, ...], python: str) -> None:
         self._context.meshes.add(ident, MeshEntry("hosts", "hosts", mesh, ident, ranks=ranks, python=python))

@@ -74,6 +74,7 @@ class HostTable:
         """The number of hosts with which the session was opened. Those that have joined it have higher numbers."""
         self.lost: set[int] = set()  # numbers of the hosts that are gone
         self._reasons: dict[int, str] = {}  # why they are, by number
+        self.draining: dict[int, str] = {}  # why hosts that live are about to be left, by number
         self.moved: set[int] = set()  # numbers of the hosts whose address has changed since the session was opened
         self._at: dict[tuple[str, ...], Any] = {}  # meshes of moved hosts, by their addresses
         self._attached: list[Any] = []
@@ -85,8 +86,8 @@ class HostTable:
                 f"worker host {host} at {self.addresses[host]}{self._reason(host)}" for host in gone
             )
             raise SupervisionError(
-                f"{named} {'is' if len(gone) == 1 else 'are'} gone: slice the hosts that live or, if a worker was "
-                f"started there again, call job.refresh_hosts() first"
+                f"{named} {'is' if len(gone) == 1 else 'are'} gone: job.living_hosts() is a mesh of the others. If "
+                f"a worker was started there again, call job.refresh_hosts() first"
             )
 
     def _reason(self, host: int) -> str:
@@ -95,6 +96,7 @@ class HostTable:
     def lose(self, host: int, reason: str) -> None:
         """Note that a host is gone, and why."""
         self._reasons[host] = reason
+        self.draining.pop(host, None)
         self.lost.add(host)
 
     def mesh_on(self, hosts: tuple[int, ...], mesh: Any, python: str = "") -> Any:
@@ -105,11 +107,26 @@ class HostTable:
         # A mesh that was made when hosts had joined is not used: Monarch waits for all of it, also for lost hosts.
         if self.moved.isdisjoint(hosts) and len(self.addresses) == self.first:
             return mesh
+        there = self.at_addresses(hosts)
+        return there.with_python_executable(python) if python else there
+
+    def at_addresses(self, hosts: tuple[int, ...]) -> Any:
+        """Return a mesh of some hosts, in this order, at their current addresses."""
         addresses = tuple(self.addresses[host] for host in hosts)
         if addresses not in self._at:
             self._at[addresses] = self.attach_to(list(addresses))
-        there = self._at[addresses]
-        return there.with_python_executable(python) if python else there
+        return self._at[addresses]
+
+    def living(self) -> tuple[int, ...]:
+        """Return the numbers of the hosts that are not lost and, unless all others are drained, not drained.
+
+        Raises:
+            SupervisionError: all hosts are lost.
+        """
+        there = tuple(host for host in range(len(self.addresses)) if host not in self.lost)
+        if not there:
+            self.check(range(len(self.addresses)))
+        return tuple(host for host in there if host not in self.draining) or there
 
     def attach_to(self, addresses: list[str]) -> Any:
         mesh = attach(addresses, f"back{len(self._attached)}")
@@ -287,6 +304,10 @@ class MeshTable:
         view = entry.mesh._new_with_shape(shape)
         # Slices, and actors on slices of procs, keep the ranks of the whole mesh.
         ranks = tuple(shape.ranks())
+        if entry.kind == "hosts":  # a mesh of the hosts that live leaves out numbers
+            whole = self.entry(entry.root)
+            numbers = dict(zip(Shape(whole.mesh._labels, whole.mesh._ndslice).ranks(), whole.ranks, strict=True))
+            ranks = tuple(numbers[rank] for rank in ranks)
         self._entries[ident] = MeshEntry(
             entry.kind,
             entry.name,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loom.errors import InvalidAddress, WorkerUnreachable
+from loom_gateway.workers import sources
 from loom_gateway.workers.sources import (
     DnsWorkers,
     FileWorkers,
@@ -15,6 +16,7 @@ from loom_gateway.workers.sources import (
     StaticWorkers,
     WorkerHosts,
     WorkerList,
+    WorkerPod,
     parse_source,
 )
 
@@ -264,6 +266,47 @@ def missing(*sources: str) -> str:
     with pytest.raises(WorkerUnreachable) as error:
         WorkerHosts([parse_source(text) for text in sources]).check_complete()
     return str(error.value)
+
+
+def pods(*ordinals: int | None) -> list[WorkerPod]:
+    return [
+        WorkerPod(f"10.0.0.{place if number is None else number}", number) for place, number in enumerate(ordinals)
+    ]
+
+
+def test_further_pods_of_a_stateful_set_join_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = pods(0, 1)
+    monkeypatch.setattr(sources, "resolve_pods", lambda service: behind)
+    hosts = WorkerHosts([parse_source("dns://loom.ns.svc:1?count=2")])
+    hosts.look()
+
+    behind = pods(0, 1, 3)  # number 2 is not ready yet
+    before = hosts.look(), hosts.complete
+    behind = pods(0, 1, 2, 3)
+    hosts.look()
+    behind = pods(1, 2, 3, 4)  # number 0 is replaced
+    hosts.look()
+
+    assert before == (False, True)
+    assert hosts.addresses == [f"tcp://10.0.0.{number}:1" for number in range(5)]
+    behind = pods(0, 1)
+    assert not hosts.look(), "the places of pods that are gone are kept"
+
+
+def test_pods_that_a_deployment_starts_before_others_end_do_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "resolve_pods", lambda service: pods(None, None, None))
+    hosts = WorkerHosts([parse_source("dns://loom.ns.svc:1?count=2")])
+    hosts.look()
+
+    assert len(hosts.addresses) == 2
+
+
+def test_a_stateful_set_may_number_its_pods_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "resolve_pods", lambda service: pods(7, 8))
+    hosts = WorkerHosts([parse_source("dns://loom.ns.svc:1?count=2")])
+    hosts.look()
+
+    assert hosts.addresses == ["tcp://10.0.0.7:1", "tcp://10.0.0.8:1"]
 
 
 def test_a_service_that_no_dns_knows_is_an_error() -> None:
