@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.listed_workers import Listed, gateway_on, listed
+from tests.system.train.test_recovery import assert_exact
 from tests.system.train.trainers import Watched, a_job
 
 __all__ = ["listed"]
@@ -37,12 +38,24 @@ def test_a_training_grows_and_shrinks_with_the_hosts_of_its_session(listed: List
         draining.unlink()
         watched.await_steps(groups=2)
         assert watched.hosts() == {"train_0": 0, "train_1": 1}
-        assert [event.data["reason"] for event in watched.events("group_removed")] == ["host 1 is drained"]
+
+        listed.kill(1)
+        watched.await_event("group_removed", 2)
+        watched.await_steps(groups=1)
+        assert watched.hosts() == {"train_0": 0}
+
+        listed.add(1)
+        listed.write()
+        watched.await_steps(groups=2)
+        assert watched.hosts() == {"train_0": 0, "train_1": 1}
+        assert watched.pids()["train_0"] == first
+        reasons = [event.data["reason"] for event in watched.events("group_removed")]
         summary = watched.stop()
 
-    assert summary.failures == 0
-    assert len(set(summary.hashes.values())) <= 1
+    assert reasons == ["host 1 is drained", "there are fewer places for groups"]
+    assert summary.failures == 1
     assert summary.reports["train_1"].restored.startswith("peers, at step")
+    assert_exact(summary, groups=2)
 
 
 def test_a_group_is_moved_off_a_host_that_its_worker_says_is_drained(listed: Listed, tmp_path: Path) -> None:

@@ -462,6 +462,9 @@ class ReplicaSlots:
 
     def _fill(self, slot: ReplicaSlot) -> None:
         group, slot.successor = slot.successor, None
+        if group is None and self.auto and self._began and len(self.staying()) > max(1, self.pool.capacity()):
+            self.remove(slot, "there are fewer places for groups")  # `fit` adds one again when there are more
+            return
         if group is None:
             group = self.pool.find(slot.replica, slot.shunned)
         if group is not None:  # without a host, the next tick tries again

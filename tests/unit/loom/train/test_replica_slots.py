@@ -213,6 +213,22 @@ def test_a_job_that_fits_its_hosts_grows_and_shrinks_with_them() -> None:
     assert len(job.of("group_added")) == 1
 
 
+def test_a_job_that_fits_its_hosts_is_smaller_without_a_host_until_another_is_there() -> None:
+    job = Job(groups="auto", count=2)
+    groups = job.train()
+    job.pool.places = 0
+    for group in groups:
+        job.find(group, failure="its process is gone")
+    job.tick()
+    job.tick()
+    assert [slot.replica for slot in job.slots.staying()] == ["train_1"], "one group always stays"
+    assert job.of("group_removed") == [("train_0", {"step": 1, "reason": "there are fewer places for groups"})]
+
+    job.pool.places = 2
+    job.slots.fit()
+    assert [slot.replica for slot in job.slots.staying()] == ["train_0", "train_1"]
+
+
 def test_a_job_that_fits_its_hosts_adds_none_for_a_group_that_was_given_up_or_after_a_change_by_hand() -> None:
     job = Job(groups="auto", count=2)
     first, _ = job.train()

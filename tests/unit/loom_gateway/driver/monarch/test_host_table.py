@@ -14,7 +14,7 @@ def test_who_uses_a_lost_host_is_told_why_it_is_gone() -> None:
     hosts.move(1, "tcp://d:1")
     hosts.lose(2, "another worker is in its place")
 
-    with pytest.raises(SupervisionError, match=r"^worker host 1 at tcp://d:1 \(its .* ended\) is gone: job.living_hosts"):
+    with pytest.raises(SupervisionError, match=r"^worker host 1 at tcp://d:1 \(its .* ended\) is gone: job.living"):
         hosts.check([0, 1])
     with pytest.raises(SupervisionError, match=r" and worker host 2 at tcp://c:1 \(another .* place\) are gone: "):
         hosts.check([0, 1, 2])
