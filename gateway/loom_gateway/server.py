@@ -37,6 +37,7 @@ from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.session_hosts.hosts import HostedLines, SessionHosts
 from loom_gateway.session_hosts.line import read_key
+from loom_gateway.session_hosts.shared_notes import SharedNotes
 from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
 from loom_gateway.sessions.state_dir import default_path as default_state_dir
@@ -73,10 +74,9 @@ def serve(settings: GatewaySettings) -> None:
     authority = TokenAuthority(own, file, _issuer(settings), known)
     page = None if folder is None else os.path.join(folder.path, "page.json")
     sign_ins = SignIns(page, secret=None if hosted is None else hosted.secret_of("page"))
-    if hosted is not None:
-        sign_ins.share = hosted.share_signed_out
-        hosted.signed_out, hosted.learn_signed_out = lambda: sign_ins.ended, sign_ins.learn
     access = AccessControl(authority, settings, audit, settings.allow_origin, sign_ins)
+    if hosted is not None:
+        hosted.shared = sign_ins.codes = SharedNotes(access, hosted.answering)
     sessions: SessionDirectory
     lines: DriverLines
     if workers is not None:

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from loom.errors import (
@@ -40,7 +41,7 @@ from loom_gateway.access.sessions import Principal, SessionAccess
 from loom_gateway.access.sign_ins import SignIn, SignIns
 from loom_gateway.access.token_authority import KeyWanted, SignedToken, TokenAuthority
 from loom_gateway.sessions.directory import SessionDirectory
-from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.ended_sessions import EndedSession, SessionEnd
 from loom_gateway.sessions.session import UserSession
 from loom_gateway.settings import Limits
 
@@ -86,7 +87,7 @@ class AccessControl(SessionAccess):
         super().__init__(audit or Audit(None))
         self._authority = authority
         self.origins = Origins(origins)
-        self._allowances = Allowances(limits)
+        self.allowances = Allowances(limits)
         self.budgets = Budgets.of(limits.max_connections_per_user)
         self._signed: OrderedDict[str, None] = OrderedDict()  # digests of an issuer's good tokens, the newest last
         self._connected: dict[object, _Connection] = {}
@@ -129,10 +130,10 @@ class AccessControl(SessionAccess):
             shown = credential_of(headers, self.sign_ins.cookie)
         except AuthenticationError:
             if counts:
-                self._allowances.count_connection(address)
+                self.allowances.count_connection(address)
             raise
         sign_in = None
-        with self._allowances.counting_failures(address, counts):
+        with self.allowances.counting_failures(address, counts):
             if shown.is_sign_in:
                 if shown.in_cookie:
                     self.origins.check_page(scope)
@@ -144,12 +145,12 @@ class AccessControl(SessionAccess):
                 token = self._check(shown.text, address)
         # Clients that come back to their sessions, perhaps hundreds after a restart, are never refused.
         if counts and scope["type"] == "http" and scope.get("path") != TUNNELS:
-            self._allowances.count_connection(_counted_as(address, token))
+            self.allowances.count_connection(_counted_as(address, token))
         return token, sign_in
 
     def count_request(self, principal: Principal) -> None:
         """Count a request of a user. Raise `RateLimited` if there are too many."""
-        self._allowances.count_connection(_counted_as(address_key(principal.peer), principal.token))
+        self.allowances.count_connection(_counted_as(address_key(principal.peer), principal.token))
 
     def shows_nothing(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Return whether a request with these headers will be refused, as it shows no token, or an unknown one."""
@@ -168,11 +169,10 @@ class AccessControl(SessionAccess):
         if (token is None) == (code is None):
             raise WrongArguments("to sign in, show a token or a code")
         try:
-            with self._allowances.counting_failures(address):
+            with self.allowances.counting_failures(address):
                 if code is not None:
-                    record, in_cookie = self.sign_ins.use_code(code)
-                    self._authority.confirm_shown(record)
-                    return Principal(record, peer), in_cookie
+                    begun = await self.sign_ins.use_code(code)
+                    return Principal(self._authority.token_of(begun), peer), begun.in_cookie
                 try:
                     return Principal(self._check(str(token), address), peer), True
                 except KeyWanted as wanted:
@@ -188,11 +188,23 @@ class AccessControl(SessionAccess):
         if token.scope == REPORT:
             raise ScopeError(f"this token reports the status of the replica {token.replica!r} alone")
         await self.audit.ask(token, principal.peer, page="sign in")
-        key = key_id(token.sha256)
-        issuer_key = token.key if isinstance(token, SignedToken) else ""
-        sign_in, text = self.sign_ins.begin(token, key, in_cookie, issuer_key)
+        sign_in, text = self.sign_ins.begin(token, key_id(token.sha256), in_cookie, _issuer_key(token))
         await self.audit.write("signed in", token, principal.peer, sign_in=sign_in.id)
         return sign_in, text
+
+    async def new_code(self, principal: Principal, scope: str | None, in_cookie: bool) -> tuple[str, float]:
+        """Do as `SignIns.new_code`, for a principal with a token."""
+        token = principal.token
+        return await self.sign_ins.new_code(token, key_id(token.sha256), scope, in_cookie, _issuer_key(token))
+
+    def revoked(self) -> Mapping[str, None]:
+        """Return the ids of the tokens that this gateway's token file says are revoked."""
+        return dict.fromkeys(self._authority.revoked)
+
+    async def learn_revoked(self, idents: Mapping[str, None]) -> None:
+        """Refuse tokens that the file of another gateway says are revoked, and disconnect their clients."""
+        self._authority.learn_revoked(idents)
+        self._disconnect_denied()
 
     async def sign_out(self, principal: Principal) -> None:
         """Refuse a page's sign-in from now on, and close its WebSocket."""
@@ -207,7 +219,7 @@ class AccessControl(SessionAccess):
         if not self._authority.needs_signature(shown, text):
             return self._authority.check(shown)
         if shown not in self._signed:
-            self._allowances.count_signature(address)
+            self.allowances.count_signature(address)
         token = self._authority.check(shown, text)
         self._signed[shown] = None
         self._signed.move_to_end(shown)
@@ -226,7 +238,7 @@ class AccessControl(SessionAccess):
         if not _KEY_ID.fullmatch(key):
             raise WrongArguments("a proof needs key=…, of 32 hexadecimal digits, and challenge=…")
         checked_nonce(challenge)
-        with self._allowances.counting_failures(address_key(peer)):
+        with self.allowances.counting_failures(address_key(peer)):
             try:
                 return self._authority.prove(key, challenge)
             except AuthenticationError as error:
@@ -387,15 +399,18 @@ class AccessControl(SessionAccess):
         finally:
             self.audit.put("left", principal.token, principal.peer, session=session.name)
 
-    def session_ended(self, session: UserSession) -> None:
-        reason = session.driver.reason or "its driver ended by itself"
-        details = {"session": session.name, "reason": reason, "exit_code": session.driver.exit_code}
-        self.audit.put("ended", None, "", opened_by=session.owner, user=session.user, **details)
+    def session_ended(self, end: SessionEnd) -> Future[None]:
+        """Note a session's end in the audit; return what is done once the disk has, or refuses, it."""
+        return self.audit.put("ended", None, "", **asdict(end))
 
 
 def scope_of(hello: Hello) -> str:
     """Return the scope in its session that a client needs."""
     return MODES[hello.mode]
+
+
+def _issuer_key(token: Token) -> str:
+    return token.key if isinstance(token, SignedToken) else ""
 
 
 def _counted_as(address: str, token: Token) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from loom.errors import AuthenticationError, RateLimited, TokenRevoked
@@ -14,6 +14,9 @@ from loom_gateway.settings import Limits
 
 ADDRESSES = 10_000
 """The number of addresses to count at once. The one that was counted longest ago is forgotten first."""
+
+MOST_SHARED = 200
+"""The number of addresses of whose counts other gateways learn at once: those with the most."""
 
 
 class RateLimit:
@@ -37,6 +40,7 @@ class RateLimit:
         self._addresses = addresses
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # remaining tokens, and their time
+        self._fresh: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -49,8 +53,23 @@ class RateLimit:
         return 0.0 if left >= 1 else (1 - left) / self._rate
 
     def count(self, address: str) -> None:
+        if len(self._fresh) < self._addresses:
+            self._fresh[address] += 1
+        self._spend(address, 1)
+
+    def fresh(self) -> Mapping[str, int]:
+        """Return what was counted here since the last call, for the other gateways to `learn`."""
+        fresh, self._fresh = self._fresh, Counter()
+        return dict(fresh.most_common(MOST_SHARED))
+
+    def learn(self, counts: Mapping[str, int]) -> None:
+        """Count what another gateway has counted."""
+        for address, times in counts.items():
+            self._spend(address, times)
+
+    def _spend(self, address: str, times: int) -> None:
         if self._burst:
-            self._buckets[address] = (max(self._left(address) - 1, 0.0), self._clock())
+            self._buckets[address] = (max(self._left(address) - times, 0.0), self._clock())
             self._buckets.move_to_end(address)
             if len(self._buckets) > self._addresses:
                 self._buckets.popitem(last=False)
@@ -85,6 +104,8 @@ class Allowances:
         self._connections = RateLimit(limits.connection_rate * BURST, limits.connection_rate)
         self._failures = RateLimit(limits.login_failures, limits.login_failures / limits.login_window)
         self._signatures = RateLimit(SIGNATURES, SIGNATURES)
+        self.shared = {"connections": self._connections, "failures": self._failures}
+        """The limits whose counts several gateways add up."""
 
     def count_connection(self, who: str) -> None:
         """Count a connection, or a request, of an address or of its user."""

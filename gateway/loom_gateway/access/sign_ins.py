@@ -15,7 +15,6 @@ import json
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from loom.errors import AuthenticationError, LimitReached, TokenRevoked
 from loom.process.state_file import write_json
 from loom.token_file import SCOPES, Token
+from loom_gateway.access.notes import Notes
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ CODE_LASTS = 60.0
 """Seconds in which a code has to be used."""
 
 MAX_CODES = 100
-"""Unused codes of one user."""
+"""Codes that one user gets in `CODE_LASTS` seconds."""
 
 PREFIX = "loom-page-"
 """Begins the text that a browser shows. A token that begins so is refused."""
@@ -58,14 +58,6 @@ class SignIn:
     expires: float
     in_cookie: bool
     """True if the browser keeps it in a cookie; the page keeps it in its memory otherwise."""
-
-
-@dataclass(frozen=True)
-class _Code:
-    token: Token
-    until: float
-    """By a clock that does not jump."""
-    in_cookie: bool
 
 
 class SignIns:
@@ -92,12 +84,11 @@ class SignIns:
         self._secret = secrets.token_bytes(32)
         self._writing = asyncio.Lock()
         self._ended: dict[str, float] = {}  # ids of sign-ins that have ended, and when each would have expired
-        self._codes: dict[str, _Code] = {}  # by the digest of the code
+        self.codes = Notes(self._steady)
+        self._made: list[tuple[float, str]] = []  # of the codes that were made here: when each expires, and whose
         if path is not None:
             self._read(path)
         self._secret = secret or self._secret
-        self.share: Callable[[Mapping[str, float]], object] = lambda ended: None
-        """Is given the ids of sign-ins that have ended here, and when each would have expired."""
 
     @property
     def ended(self) -> Mapping[str, float]:
@@ -134,9 +125,14 @@ class SignIns:
 
     def begin(self, token: Token, proof_key: str, in_cookie: bool, issuer_key: str = "") -> tuple[SignIn, str]:
         """Sign a browser in with a token that is good; return the sign-in, and the text to show."""
+        sign_in = self._new(token, proof_key, in_cookie, issuer_key)
+        said = _text(json.dumps(asdict(sign_in), separators=(",", ":")).encode())
+        return sign_in, f"{PREFIX}{said}.{self._mac(said)}"
+
+    def _new(self, token: Token, proof_key: str, in_cookie: bool, issuer_key: str) -> SignIn:
         now = self._clock()
         expires = min(now + LASTS, now + LASTS if token.expires is None else token.expires)
-        sign_in = SignIn(
+        return SignIn(
             secrets.token_hex(8),
             token.id,
             proof_key,
@@ -148,8 +144,6 @@ class SignIns:
             expires,
             in_cookie,
         )
-        said = _text(json.dumps(asdict(sign_in), separators=(",", ":")).encode())
-        return sign_in, f"{PREFIX}{said}.{self._mac(said)}"
 
     def read(self, text: str) -> SignIn:
         """Return the sign-in that a browser shows.
@@ -182,7 +176,6 @@ class SignIns:
             # A time of day that has jumped, and goes back, would make what was ended good again.
             if expires <= now and self._noted.setdefault(id, steady) + LASTS <= steady:
                 del self._ended[id], self._noted[id]
-        self.share({sign_in.id: sign_in.expires})
         await self._note({sign_in.id: sign_in.expires})
 
     async def _note(self, ended: Mapping[str, float]) -> None:
@@ -191,7 +184,9 @@ class SignIns:
         async with self._writing:
             await asyncio.to_thread(self._write, dict(self._ended))
 
-    def new_code(self, token: Token, scope: str | None, in_cookie: bool) -> tuple[str, float]:
+    async def new_code(
+        self, token: Token, proof_key: str, scope: str | None, in_cookie: bool, issuer_key: str = ""
+    ) -> tuple[str, float]:
         """Return a code with which a browser signs in once, and when it expires.
 
         Args:
@@ -199,29 +194,36 @@ class SignIns:
             in_cookie: whether the browser may keep the sign-in in a cookie.
 
         Raises:
-            LimitReached: the user has `MAX_CODES` codes that nobody has used.
+            LimitReached: the user has had `MAX_CODES` codes lately.
         """
         now = self._steady()
-        self._codes = {key: code for key, code in self._codes.items() if code.until > now}
-        if Counter(code.token.user for code in self._codes.values())[token.user] >= MAX_CODES:
-            raise LimitReached(f"{token.user!r} has {MAX_CODES} codes that nobody has used: wait {CODE_LASTS:g} s")
-        text = secrets.token_urlsafe(24)
+        self._made = [made for made in self._made if made[0] > now]
+        if sum(user == token.user for _, user in self._made) >= MAX_CODES:
+            raise LimitReached(f"{token.user!r} has made {MAX_CODES} codes: wait {CODE_LASTS:g} s")
+        self._made.append((now + CODE_LASTS, token.user))
         narrowed = replace(token, scope=min(scope or token.scope, token.scope, key=SCOPES.index))
-        self._codes[_digest(text)] = _Code(narrowed, now + CODE_LASTS, in_cookie)
+        text = secrets.token_urlsafe(24)
+        text += self._code_mac(text)
+        begun = self._new(narrowed, proof_key, in_cookie, issuer_key)
+        await self.codes.put("code", _digest(text), asdict(begun), CODE_LASTS)
         return text, self._clock() + CODE_LASTS
 
-    def use_code(self, text: str) -> tuple[Token, bool]:
-        """Return the token that a code stands for, and whether a cookie may keep the sign-in.
+    async def use_code(self, text: str) -> SignIn:
+        """Return what a code stands for. Its token is still to be looked up.
 
         Raises:
             AuthenticationError: there is no such code, it was used, or its time is over.
         """
-        code = self._codes.pop(_digest(text), None)
-        if code is None or code.until <= self._steady():
+        made = hmac.compare_digest(text[32:].encode(), self._code_mac(text[:32]).encode())
+        kept = await self.codes.take("code", _digest(text)) if made else None  # for a guess, nobody else is asked
+        if kept is None:
             raise AuthenticationError(
                 f"the code is not good: each is for one sign-in within {CODE_LASTS:g} s. Run `loom dashboard` again"
             )
-        return code.token, code.in_cookie
+        return SignIn(**kept)
+
+    def _code_mac(self, text: str) -> str:
+        return self._mac(f"code {text}")[:16]
 
     def _mac(self, said: str) -> str:
         return _text(hmac.digest(self._secret, said.encode(), hashlib.sha256))

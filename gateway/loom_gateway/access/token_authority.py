@@ -242,6 +242,7 @@ class TokenAuthority:
         self._by_id: dict[str, Token] = {}
         self._by_key: dict[str, str] = {}  # digests by `key_id`
         self._trouble: TokenFileError | None = None  # so that an error is logged once
+        self._learned: set[str] = set()  # ids of tokens that were revoked at another gateway
 
     def refresh(self) -> None:
         """Read the file again if it has changed, and ask the issuer for its keys if they are old."""
@@ -268,7 +269,20 @@ class TokenAuthority:
         for token in tokens:
             if forged := _openid_name(token):
                 logger.error("the token %s has the name of a user of OpenID, %r: it is refused", token.id, forged)
-        tokens = [self._with_revocation(token) for token in tokens if not _openid_name(token)]
+        self._install([token for token in tokens if not _openid_name(token)])
+
+    @property
+    def revoked(self) -> Iterable[str]:
+        """The ids of the tokens that the file says, or has said, are revoked."""
+        return self._known.revoked
+
+    def learn_revoked(self, idents: Iterable[str]) -> None:
+        """Refuse tokens that another gateway knows to be revoked, whatever the file says."""
+        self._learned.update(idents)
+        self._install(self._by_id.values())
+
+    def _install(self, found: Iterable[Token]) -> None:
+        tokens = [self._with_revocation(token) for token in found]
         self._by_digest = {token.sha256: token for token in tokens}
         self._by_id = {token.id: token for token in tokens}
         self._by_key = {key_id(token.sha256): token.sha256 for token in tokens}
@@ -304,7 +318,7 @@ class TokenAuthority:
         return tokens
 
     def _with_revocation(self, token: Token) -> Token:
-        if token.revoked is not None or token.id not in self._known.revoked:
+        if token.revoked is not None or token.id not in self._known.revoked | self._learned:
             return token
         logger.error("the token %s was revoked, though its file, an old copy, says otherwise", token.id)
         return replace(token, revoked=time.time())

@@ -100,7 +100,7 @@ def sign_in_routes(access: AccessControl, path: str = "/") -> APIRouter:
         principal: Principal = request.scope["loom.principal"]
         if principal.sign_in is not None:
             raise ScopeError("a page gives no codes: `loom dashboard` does, with a token")
-        text, expires = access.sign_ins.new_code(principal.token, asked.scope, asked.cookie)
+        text, expires = await access.new_code(principal, asked.scope, asked.cookie)
         return Code(code=text, expires=expires)
 
     @router.post("/sign-out")

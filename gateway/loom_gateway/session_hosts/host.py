@@ -10,7 +10,6 @@ import asyncio
 import logging
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -24,12 +23,13 @@ from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello, Welcome, refusal
 from loom.wire.messages import Kind
 from loom.wire.stream import unnumbered_frame
+from loom_gateway.access.notes import Notes
 from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.endpoint import cancelled_by, read_hello
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.session_hosts.line import Line, LineServer, LinkSink, Request, field_of, known_fields
 from loom_gateway.session_hosts.moves import Moves, host_of
-from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.ended_sessions import EndedSession, SessionEnd
 from loom_gateway.sessions.logs import LogQuery
 from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import UserSession
@@ -40,6 +40,9 @@ LOOK_EVERY = 0.1  # seconds between two looks at what has changed
 
 PART = 100
 """Sessions that are told at once."""
+
+MOST_ENDS = 1000
+"""Ended sessions that no gateway has written into its audit. Beyond them, the oldest are forgotten."""
 
 UNOPENED = 30.0  # seconds that a new session waits for its client
 
@@ -63,11 +66,16 @@ class SessionHost:
             "drive": self._drive,
             "kill": self._kill,
             "ask": self._ask,
-            "signed_out": self._sign_out,
+            "note": self._note,
+            "take": self._take,
+            "audited": self._audited,
         }
         self._told: set[Changes] = set()
-        self.signed_out: dict[str, float] = {}
-        """The ids of sign-ins to the page that have ended before their time, and when each would have expired."""
+        self.notes = Notes()
+        """What gateways tell each other."""
+        self._ends: dict[str, SessionEnd] = {}  # those that no audit is known to have
+        self._writers: dict[str, Changes] = {}  # the gateways that were told to write them
+        manager.on_end = self._note_end
 
     async def start(self, listener: socket.socket) -> None:
         """Take lines on a socket from now on, and open those to other hosts."""
@@ -130,11 +138,29 @@ class SessionHost:
     async def _ask(self, about: Mapping[str, Any]) -> object:
         return await self._session(about).questions.ask(field_of(about, "subject", str))
 
-    async def _sign_out(self, about: Mapping[str, Any]) -> None:
-        """Tell all gateways of ended sign-ins, for as long as they would have been good."""
-        now = time.time()
-        known = {**self.signed_out, **{str(id): float(expires) for id, expires in about["ended"].items()}}
-        self.signed_out = {id: expires for id, expires in known.items() if expires > now}
+    async def _note(self, about: Mapping[str, Any]) -> None:
+        topic, lasts = field_of(about, "topic", str), field_of(about, "lasts", float)
+        for key, value in field_of(about, "notes", dict).items():
+            await self.notes.put(topic, str(key), value, lasts)
+
+    async def _take(self, about: Mapping[str, Any]) -> Any:
+        return await self.notes.take(field_of(about, "topic", str), field_of(about, "key", str))
+
+    async def _audited(self, about: Mapping[str, Any]) -> None:
+        self._ends.pop(name := field_of(about, "session", str), None)
+        self._writers.pop(name, None)
+
+    def _note_end(self, end: SessionEnd) -> None:
+        self._ends[end.session] = end
+        if len(self._ends) > MOST_ENDS:
+            logger.error("the end of session %s is in no audit: no gateway has written it", next(iter(self._ends)))
+            del self._ends[next(iter(self._ends))]
+
+    def ends_for(self, changes: Changes) -> list[SessionEnd]:
+        """Return the ends of sessions that one gateway has to write into its audit from now on."""
+        found = [name for name in self._ends if self._writers.get(name) not in self._told]
+        self._writers.update(dict.fromkeys(found, changes))
+        return [self._ends[name] for name in found]
 
     def _session(self, about: Mapping[str, Any]) -> UserSession:
         return self._manager.get(field_of(about, "session", str))
@@ -243,7 +269,7 @@ class Changes:
         self._told: Mapping[str, tuple[object, ...]] = {}
         self._ended: dict[int, EndedSession] = {}
         self._about: object = None
-        self._signed_out: Mapping[str, float] = {}
+        self._noted = 0  # the number of the last note that was told
 
     async def tell(self) -> None:
         while True:
@@ -265,12 +291,16 @@ class Changes:
         new = [asdict(one) for key, one in ended.items() if key not in self._ended]
         about = self._about_host()
         found: list[dict[str, Any]] = [{"ended": new[at : at + PART]} for at in range(0, len(new), PART)]
+        notes = self._host.notes.after(self._noted)
+        self._noted = notes[-1].number if notes else self._noted
+        told = [(note.topic, note.key, note.value) for note in notes]
+        found += [{"notes": told[at : at + PART]} for at in range(0, len(told), PART)]
         found += [{"sessions": changed[at : at + PART]} for at in range(0, len(changed), PART)]
         last: dict[str, Any] = {}
         if about != self._about:
             last["host"] = about
-        if self._signed_out != self._host.signed_out:
-            self._signed_out = last["signed_out"] = self._host.signed_out
+        if audit := self._host.ends_for(self):
+            last["audit"] = [asdict(end) for end in audit]
         if last or self._told.keys() != now.keys():
             found.append({**last, "names": list(now)})
         self._told, self._ended, self._about = now, ended, about

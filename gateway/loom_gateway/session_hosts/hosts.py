@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,8 +23,9 @@ from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.session_hosts.kept_line import ANSWER_TIMEOUT, KeptLine, KeptLines
 from loom_gateway.session_hosts.line import Line, Request, known_fields, open_line
+from loom_gateway.session_hosts.shared_notes import SharedNotes
 from loom_gateway.sessions.driver_process import DriverProcess
-from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
+from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions, OnEnd, SessionEnd
 from loom_gateway.sessions.logs import LogQuery
 from loom_gateway.sessions.session import DriverQuestions, SessionState, UserSession
 from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord
@@ -96,10 +97,18 @@ class HostConnection(KeptLine):
         self.about = news.get("host", self.about)
         if "names" in news and not self.heard.is_set():
             self.heard.set()
-            if known := self._all.signed_out():
-                tasks.run("tell a session host", self.tell("signed_out", ended=known))
-        if "signed_out" in news:
-            tasks.run("learn who has signed out", self._all.learn_signed_out(news["signed_out"]))
+            if self._all.shared is not None:
+                tasks.run("tell a session host", self._all.shared.tell_all(self))
+        if "notes" in news and self._all.shared is not None:
+            tasks.run("learn from other gateways", self._all.shared.learn(news["notes"]))
+        for end in news.get("audit", ()):
+            tasks.run("audit the end of a session", self._audit(known_fields(SessionEnd, end)))
+
+    async def _audit(self, end: SessionEnd) -> None:
+        """Write a session's end into the audit, and tell the host, which else would ask another gateway."""
+        if (written := self._all.on_end(end)) is not None:
+            await asyncio.wrap_future(written)
+        await self.tell("audited", session=end.session)
 
     def learn(self, description: Mapping[str, Any]) -> UserSession:
         """Take what the host tells of a session; return it."""
@@ -134,8 +143,6 @@ class HostConnection(KeptLine):
         ended = self._all.ended.get(name)
         assert isinstance(session.driver, HostedDriver)
         session.driver.went(ended)
-        if ended is not None:
-            self._all.on_end(session)
         session.over.set()
 
     @property
@@ -215,11 +222,9 @@ class SessionHosts:
         self.end_sessions = False
         self._hosts = KeptLines(hosts, lambda address: HostConnection(address, key, self))
         self._key = key
-        self.on_end: Callable[[UserSession], None] = lambda session: None
-        self.signed_out: Callable[[], Mapping[str, float]] = dict
-        """Returns the ids of sign-ins to the page that have ended before their time, and when they would expire."""
-        self.learn_signed_out: Callable[[Mapping[str, float]], Coroutine[Any, Any, None]] = _nothing
-        """Is given those that a host tells."""
+        self.on_end: OnEnd = lambda end: None
+        self.shared: SharedNotes | None = None
+        self._sharing: asyncio.Task[None] | None = None
         self.ended = EndedSessions()
         self.logs = HostedLogs(self)
 
@@ -230,6 +235,8 @@ class SessionHosts:
     async def adopt(self, user_of: Callable[[str], str]) -> None:
         """Learn of the sessions that there are; hosts that do not answer soon tell of theirs later."""
         self._hosts.start()
+        if self.shared is not None:
+            self._sharing = tasks.keep_running("tell other gateways", self.shared.share_on)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._hosts.all_heard(), FIRST_NEWS)
 
@@ -359,10 +366,9 @@ class SessionHosts:
     async def end(self, session: UserSession, reason: str) -> None:
         await self.host_of(session).ask("end", END_TIMEOUT, session=session.name, reason=reason)
 
-    def share_signed_out(self, ended: Mapping[str, float]) -> None:
-        """Tell the other gateways, by every host that answers; one that does not is told when it does."""
-        for one in self._hosts.heard():
-            tasks.run("tell a session host", one.tell("signed_out", ended=dict(ended)))
+    def answering(self) -> Sequence[HostConnection]:
+        """Return the lines to the hosts that answer."""
+        return self._hosts.heard()
 
     def prepare_spare(self) -> None:
         """Do nothing: the hosts do."""
@@ -371,14 +377,12 @@ class SessionHosts:
         """End nothing: sessions outlive their gateways."""
 
     async def close(self) -> None:
+        if self._sharing is not None:
+            self._sharing.cancel()
         self._hosts.close()
 
     def abandon(self) -> None:
         """Do nothing: the lines end with this process."""
-
-
-async def _nothing(ended: Mapping[str, float]) -> None:
-    pass
 
 
 class HostedLines(DriverLines):

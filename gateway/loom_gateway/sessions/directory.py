@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
+from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions, OnEnd
 from loom_gateway.sessions.logs import LogQuery
 from loom_gateway.sessions.session import UserSession
 
@@ -29,7 +29,8 @@ class SessionDirectory(Protocol):
 
     end_sessions: bool
     """True if `close` ends the sessions too."""
-    on_end: Callable[[UserSession], None]
+    on_end: OnEnd
+    """Is called once for each session that ends, by one gateway of all."""
 
     @property
     def logs(self) -> ReadableLogs:

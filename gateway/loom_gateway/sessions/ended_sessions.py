@@ -7,9 +7,11 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from loom.errors import LoomError, SessionLost, UnknownSession, because
 from loom.process.state_file import write_json
@@ -83,6 +85,22 @@ class EndedSession(EndedSessionInfo):
         return UnknownSession(
             f"{because(f'session {self.name!r} has ended', self.reason)}. Open a new one with loom.connect."
         )
+
+
+@dataclass(frozen=True)
+class SessionEnd:
+    """The end of a session, as an audit has it."""
+
+    opened_by: str
+    """The id of the token."""
+    user: str
+    session: str
+    reason: str
+    exit_code: int | None
+
+
+OnEnd: TypeAlias = Callable[[SessionEnd], Future[None] | None]
+"""Writes the end of a session down; returns what is done once the disk has, or refuses, it."""
 
 
 class EndedSessions:

@@ -36,7 +36,7 @@ from loom.wire.bodies import OpenSession, RestoreSession
 from loom_gateway.sessions import restarts
 from loom_gateway.sessions.driver_ids import DriverIds, clear_away, make_folder
 from loom_gateway.sessions.driver_process import AdoptedDriver, DriverProcess, NotOurDriver, OwnDriver
-from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions
+from loom_gateway.sessions.ended_sessions import EndedSession, EndedSessions, OnEnd
 from loom_gateway.sessions.logs import SessionLogs
 from loom_gateway.sessions.restarts import MOVED, DepartedDriver, MovedElsewhere
 from loom_gateway.sessions.session import SessionState, UserSession
@@ -146,7 +146,7 @@ class SessionManager:
         self._ports = FreshPorts(os.path.join(self.folder.path, "ports"))  # for the Monarchs of the drivers
         self._spare: asyncio.Task[OwnDriver] | None = None
         self._closing = False
-        self.on_end: Callable[[UserSession], None] = lambda session: None
+        self.on_end: OnEnd = lambda end: None
         self.weaver_key: Callable[[str, str], str] = lambda user, session: ""
         """Returns the key to the weaver of a user's session."""
         self.weaver = os.path.join(self.folder.weaver, "weaver.sock")
@@ -480,7 +480,7 @@ class SessionManager:
         if self.ended.get(session.name) is None:
             self._note_end(session.ended())
             await self.ended.write()
-        self.on_end(session)
+        self.on_end(session.end())
         session.over.set()
 
     async def _start_again(self, session: UserSession) -> bool:

@@ -29,7 +29,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.offload import OFFLOAD, SMALL_WORK, Work
 from loom_gateway.sessions.descriptions import SessionMeshes, SessionRuns, SessionTensors
 from loom_gateway.sessions.driver_process import DriverProcess, NotOurDriver
-from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.ended_sessions import EndedSession, SessionEnd
 from loom_gateway.sessions.restarts import restarted
 from loom_gateway.sessions.state_dir import LastWords
 
@@ -339,6 +339,11 @@ class UserSession:
         driver = self.driver
         words = LastWords(driver.reason or driver.files.read_last_words().reason, driver.exit_code)
         return EndedSession.of(driver.record, words, driver.how_it_ended, driver.output, driver.files.log)
+
+    def end(self) -> SessionEnd:
+        """Return the session's end, when its driver has ended."""
+        reason = self.driver.reason or "its driver ended by itself"
+        return SessionEnd(self.owner, self.user, self.name, reason, self.driver.exit_code)
 
 
 LIVES_PATIENCE = 2.0

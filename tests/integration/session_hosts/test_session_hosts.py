@@ -250,3 +250,22 @@ def test_a_page_that_has_signed_in_or_out_has_done_so_at_each_gateway(hosted: Ho
     assert page(first, "/api/v1/page/sign-out", "POST", cookie)[0] == 200
 
     await_true(lambda: page(second, "/api/v1/status", cookie=cookie)[0] == 401)
+
+
+def code_of(gateway: Any) -> str:
+    """A code of `loom dashboard`."""
+    request = urllib.request.Request(f"http://{gateway.address}/api/v1/page/code", b"{}", method="POST")
+    request.add_header("Authorization", f"Bearer {TOKEN}")
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=BOUND) as answer:
+        return str(json.load(answer)["code"])
+
+
+def test_a_code_of_one_gateway_signs_in_once_at_another(hosted: HostedCluster) -> None:
+    first, second = hosted.gateways
+    code = code_of(first)
+
+    status, cookie = page(second, "/api/v1/page/sign-in", "POST", body={"code": code, "path": "/"})
+    assert (status, bool(cookie)) == (200, True)
+    assert page(first, "/api/v1/status", cookie=cookie)[0] == 200
+    assert page(first, "/api/v1/page/sign-in", "POST", body={"code": code, "path": "/"})[0] == 401

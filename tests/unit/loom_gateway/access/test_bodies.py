@@ -280,7 +280,7 @@ def test_every_budget_has_a_bound_for_a_user() -> None:
 
 async def test_large_bodies_count_as_several_requests(tmp_path: Path) -> None:
     async with house(tmp_path) as gateway:
-        gateway.access._allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
+        gateway.access.allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
         large = [part(bytes(middleware.COUNTED))] * 4 + [part(b"", more=False)]
         refused = 0
         for _ in range(3):

@@ -11,7 +11,7 @@ import pytest
 from loom.control import frame
 from loom.weaver import commands, device_failures, persistent_state
 from loom.weaver.server import guests_and_admins, threadlets
-from loom_gateway.access import audit, budgets, middleware
+from loom_gateway.access import audit, budgets, middleware, notes, sign_ins
 from loom_gateway.session_hosts import line, moves
 from loom_gateway.settings import GatewaySettings, Limits
 from tests.support.paths import ROOT
@@ -29,6 +29,8 @@ MODULES = [
     "loom_gateway.access.audit",
     "loom_gateway.access.middleware",
     "loom_gateway.access.budgets",
+    "loom_gateway.access.notes",
+    "loom_gateway.access.sign_ins",
     "loom_gateway.driver.output.spool",
     "loom_gateway.offload",
     "loom_gateway.relay.links",
@@ -94,3 +96,5 @@ def test_the_values_are_those_of_the_code() -> None:
         f"{moves.MOST_KEPT >> 20:,} MiB a host",
     ]
     assert of["MAX_CONTROL"][2] == f"{line.MAX_CONTROL >> 20} MiB"
+    assert of["MAX_NOTES"][2] == f"{notes.MAX_NOTE >> 10} KiB; of a topic {notes.MAX_NOTES >> 20} MiB"
+    assert of["MAX_CODES"][2] == f"{sign_ins.MAX_CODES} a minute at each gateway"

@@ -346,30 +346,30 @@ async def test_guesses_of_codes_and_sign_ins_count_as_wrong_tokens(tmp_path: Pat
 @pytest.mark.guarantees(
     "page access", "A code signs in once, within its time, and with no larger scope than it is for"
 )
-def test_codes_are_bounded_and_end_with_their_time(tmp_path: Path) -> None:
+async def test_codes_are_bounded_and_end_with_their_time(tmp_path: Path) -> None:
     clock = Clock()
     sign_ins = SignIns(clock=clock)
     token, _ = TokenFile(tmp_path / "tokens.json").create("ann", "view")
-    codes = [sign_ins.new_code(token, None, True)[0] for _ in range(MAX_CODES)]
+    codes = [(await sign_ins.new_code(token, "", None, True))[0] for _ in range(MAX_CODES)]
     with pytest.raises(LimitReached):
-        sign_ins.new_code(token, None, True)
+        await sign_ins.new_code(token, "", None, True)
     clock.now += CODE_LASTS + 1
     with pytest.raises(AuthenticationError):
-        sign_ins.use_code(codes[0])
-    sign_ins.new_code(token, None, True)
+        await sign_ins.use_code(codes[0])
+    await sign_ins.new_code(token, "", None, True)
 
 
-def test_a_code_lasts_as_long_whatever_the_time_of_day_does(tmp_path: Path) -> None:
+async def test_a_code_lasts_as_long_whatever_the_time_of_day_does(tmp_path: Path) -> None:
     wall, steady = Clock(), Clock()
     sign_ins = SignIns(clock=wall, steady=steady)
     token, _ = TokenFile(tmp_path / "tokens.json").create("ann", "view")
     for jump in (-86400.0, 86400.0):
-        good, late = (sign_ins.new_code(token, None, True)[0] for _ in range(2))
+        good, late = [(await sign_ins.new_code(token, "", None, True))[0] for _ in range(2)]
         wall.now += jump
-        sign_ins.use_code(good)
+        await sign_ins.use_code(good)
         steady.now += CODE_LASTS + 1
         with pytest.raises(AuthenticationError):
-            sign_ins.use_code(late)
+            await sign_ins.use_code(late)
 
 
 def test_who_has_signed_out_stays_out_when_the_time_of_day_has_jumped(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from loom.wire.handshake import refusal
 from loom.wire.stream import unnumbered_frame
 from loom_gateway.session_hosts.hosts import SessionHosts
 from loom_gateway.session_hosts.line import Line, LineServer, Request
-from loom_gateway.sessions.ended_sessions import EndedSession
+from loom_gateway.sessions.ended_sessions import EndedSession, SessionEnd
 from loom_gateway.sessions.logs import LogQuery
-from loom_gateway.sessions.session import SessionState, UserSession
+from loom_gateway.sessions.session import SessionState
 from loom_gateway.sessions.state_dir import DriverRecord
 from loom_gateway.workers.sources import WorkerHosts, parse_source
 
@@ -110,7 +110,7 @@ async def test_what_only_a_newer_host_tells_is_left_out() -> None:
 
 async def test_a_session_that_ends_says_how_and_one_that_is_gone_ends_too() -> None:
     host = await started()
-    over: list[UserSession] = []
+    over: list[SessionEnd] = []
     async with served(host) as sessions:
         sessions.on_end = over.append
         line = await asyncio.wait_for(host.lines.get(), BOUND)
@@ -118,13 +118,16 @@ async def test_a_session_that_ends_says_how_and_one_that_is_gone_ends_too() -> N
         await asyncio.wait_for(told(sessions, "a", "b"), BOUND)
         first, second = sessions.get("a"), sessions.get("b")
         ended = asdict(EndedSession("a", "a user ended it", 0, 1.0, 2.0, "ann", False, "", "log"))
-        line.send({"news": {"ended": [ended], "names": []}})
+        end = SessionEnd("token", "ann", "a", "a user ended it", 0)
+        line.send({"news": {"ended": [ended], "names": [], "audit": [asdict(end)]}})
         await asyncio.wait_for(told(sessions), BOUND)
 
         assert [session.over.is_set() and session.driver.exited.is_set() for session in (first, second)] == [
             True
         ] * 2
-        assert [(one.name, one.driver.reason) for one in over] == [("a", "a user ended it")]
+        assert (await asyncio.wait_for(host.asked.get(), BOUND))[1:] == ["audited", {"session": "a"}]
+        assert over == [end]
+        assert first.driver.reason == "a user ended it"
         with pytest.raises(LoomError, match="a user ended it"):
             sessions.get("a")
         with pytest.raises(UnknownSession, match="no session named"):

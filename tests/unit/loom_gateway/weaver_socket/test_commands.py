@@ -445,7 +445,7 @@ async def test_many_subscriptions_at_once_wait_for_their_turns(
 
 @pytest.mark.parametrize("kind", sorted(commands._READERS))
 async def test_messages_of_every_kind_that_changes_something_count_as_requests(client: Client, kind: str) -> None:
-    client.access._allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
+    client.access.allowances = Allowances(Limits(connection_rate=2.0))  # 10 at once
 
     for number in range(30):
         await client.send(type=kind, id=number)
