@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from loom.control.operations import LEASE, HoldSessions, TakeSessions
+from loom.control.operations import LEASE, HoldSessions, Operation, TakeSessions
 from loom.errors import LimitReached, LoomError, ProtocolMismatch, WeaverUnavailable, WrongState
 from loom.process import tasks
 from loom.process.state_file import replace_file
@@ -236,9 +236,7 @@ class Moves:
         """Say that this host lives, with sessions and how often they have moved; return those that others have."""
         began, others = now(), self._others()
         weaver, *told = await asyncio.gather(
-            asyncio.wait_for(
-                self._weaver.ask_for(HoldSessions(self.name, list(sessions)), user=EVERYONE), ANSWERS_WITHIN
-            ),
+            self._ask_weaver(HoldSessions(self.name, list(sessions))),
             *(peer.ask("hold", ANSWERS_WITHIN, sessions=sessions) for peer in others),
             return_exceptions=True,
         )
@@ -250,6 +248,9 @@ class Moves:
             "the weaver does not confirm the lease of this host", None if isinstance(weaver, list) else weaver
         )
         return {name for one in (weaver, *told) if isinstance(one, list) for name in one}.intersection(sessions)
+
+    async def _ask_weaver(self, asked: Operation) -> Any:
+        return await asyncio.wait_for(self._weaver.ask_for(asked, user=EVERYONE), ANSWERS_WITHIN)
 
     async def _await_right(self, name: str, moves: int) -> None:
         """Return if this host may start a driver for a session.
@@ -339,8 +340,8 @@ class Moves:
         )
         about = f"the sessions of host {host}, which is silent, are not taken over"
         try:
-            given = await self._weaver.ask_for(TakeSessions(self.name, host, list(left)), user=EVERYONE)
-        except LoomError as error:
+            given = await self._ask_weaver(TakeSessions(self.name, host, list(left)))
+        except (LoomError, asyncio.TimeoutError) as error:
             return self._warn(about, error)
         self._warn(about)
         for name, (record, path) in left.items():

@@ -29,17 +29,17 @@ from tests.unit.loom.weaver.running import Running, running
 
 KEY = "k" * 32
 
-BOUND = 20.0
+BOUND = 60.0
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner in (module, session_leases):
-        monkeypatch.setattr(owner, "LEASE", 0.6)
-        monkeypatch.setattr(owner, "SLACK", 0.2)
+        monkeypatch.setattr(owner, "LEASE", 1.2)
+        monkeypatch.setattr(owner, "SLACK", 0.3)
     monkeypatch.setattr(module, "HOLD_EVERY", 0.05)
     monkeypatch.setattr(module, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(module, "ANSWERS_WITHIN", 0.3)
+    monkeypatch.setattr(module, "ANSWERS_WITHIN", 0.8)
 
 
 class Driver:
@@ -129,6 +129,7 @@ async def hosts(folder: Path, weaver: Running, count: int = 2) -> AsyncIterator[
     finally:
         for host in made:
             host.end()
+        await asyncio.gather(*(task for host in made for task in host.moves._tasks), return_exceptions=True)
 
 
 async def is_away(*_: Any, **__: Any) -> Any:
