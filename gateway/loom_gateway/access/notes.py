@@ -75,5 +75,5 @@ class Notes:
             if note.number <= number:
                 break
             if note.until > self._clock():
-                found.insert(0, note)
-        return found
+                found.append(note)
+        return found[::-1]

@@ -318,7 +318,7 @@ class TokenAuthority:
         return tokens
 
     def _with_revocation(self, token: Token) -> Token:
-        if token.revoked is not None or token.id not in self._known.revoked | self._learned:
+        if token.revoked is not None or not (token.id in self._known.revoked or token.id in self._learned):
             return token
         logger.error("the token %s was revoked, though its file, an old copy, says otherwise", token.id)
         return replace(token, revoked=time.time())

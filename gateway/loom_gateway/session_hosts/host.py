@@ -147,14 +147,18 @@ class SessionHost:
         return await self.notes.take(field_of(about, "topic", str), field_of(about, "key", str))
 
     async def _audited(self, about: Mapping[str, Any]) -> None:
-        self._ends.pop(name := field_of(about, "session", str), None)
-        self._writers.pop(name, None)
+        self._forget_end(field_of(about, "session", str))
 
     def _note_end(self, end: SessionEnd) -> None:
         self._ends[end.session] = end
         if len(self._ends) > MOST_ENDS:
-            logger.error("the end of session %s is in no audit: no gateway has written it", next(iter(self._ends)))
-            del self._ends[next(iter(self._ends))]
+            oldest = next(iter(self._ends))
+            logger.error("the end of session %s is in no audit: no gateway has written it", oldest)
+            self._forget_end(oldest)
+
+    def _forget_end(self, session: str) -> None:
+        self._ends.pop(session, None)
+        self._writers.pop(session, None)
 
     def ends_for(self, changes: Changes) -> list[SessionEnd]:
         """Return the ends of sessions that one gateway has to write into its audit from now on."""

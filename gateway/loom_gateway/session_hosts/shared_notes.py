@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loom.errors import LoomError
+from loom.errors import ProtocolMismatch
 from loom.process import tasks
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.notes import Notes
@@ -27,7 +27,7 @@ SHARE_EVERY = 0.2  # seconds between two looks at what this gateway has for the 
 
 COUNTS_LAST = 2.0  # seconds for which a session host tells of counts
 
-TAKE_TIMEOUT = 5.0  # seconds that a session host has to say whether it has a code
+ASK_TIMEOUT = 5.0  # seconds that a session host has to keep a code, or to say whether it has one
 
 MOST_AT_ONCE = 500
 """Notes in one request."""
@@ -97,18 +97,22 @@ class SharedNotes(Notes):
                 self._counts[topic].learn(value)
 
     async def put(self, topic: str, key: str, value: Any, lasts: float) -> None:
-        """Keep a note on one session host, or here if none takes it, because all are older or silent."""
+        """Keep a note on one session host, or here if none answers, or all are older.
+
+        Raises:
+            SessionHostUnreachable: the host may have the note, so nobody else can have it.
+        """
         for host in self._hosts():
             try:
-                await host.ask("note", topic=topic, notes={key: value}, lasts=lasts)
+                await host.ask("note", ASK_TIMEOUT, topic=topic, notes={key: value}, lasts=lasts)
                 return
-            except LoomError as error:
+            except ProtocolMismatch as error:
                 logger.warning("the other gateways do not learn of a %s: %s", topic, error)
         await super().put(topic, key, value, lasts)
 
     async def take(self, topic: str, key: str) -> Any:
         """Return the value of a note that nobody has taken before; None if there is none."""
         own = await super().take(topic, key)
-        asked = [host.ask("take", TAKE_TIMEOUT, topic=topic, key=key) for host in self._hosts()]
+        asked = [host.ask("take", ASK_TIMEOUT, topic=topic, key=key) for host in self._hosts()]
         found = [own, *await asyncio.gather(*asked, return_exceptions=True)]
         return next((one for one in found if one is not None and not isinstance(one, BaseException)), None)

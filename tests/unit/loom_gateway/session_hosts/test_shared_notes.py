@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loom.errors import AuthenticationError, LoomError, RateLimited, TokenRevoked
+from loom.errors import AuthenticationError, LoomError, RateLimited, SessionHostUnreachable, TokenRevoked
 from loom.token_file import TokenFile
 from loom_gateway.access.audit import Audit
 from loom_gateway.access.control import AccessControl
@@ -129,13 +129,31 @@ async def test_a_code_signs_in_once_at_one_of_the_gateways(tmp_path: Path) -> No
             assert isinstance(refused, AuthenticationError)
 
 
-async def test_a_code_is_good_at_the_gateway_that_gave_it_if_no_session_host_keeps_it(tmp_path: Path) -> None:
-    async with gateways(tmp_path) as (first, second):
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_code_is_good_at_the_gateway_that_gave_it_if_no_session_host_keeps_it(
+    tmp_path: Path, number: int
+) -> None:
+    hosts = [Host() for _ in range(number)]
+    for older in hosts:
+        del older.host._methods["note"], older.host._methods["take"]
+    async with gateways(tmp_path, *hosts) as (first, second):
         code, _ = await first.access.new_code(first.principal("own"), None, True)
         with pytest.raises(AuthenticationError):
             await second.access.exchange("10.0.0.1", None, code)
 
         assert (await first.access.exchange("10.0.0.1", None, code))[0].user == "admin"
+
+
+async def test_a_code_that_a_lost_host_may_have_is_given_to_nobody(tmp_path: Path) -> None:
+    host = Host()
+
+    async def vanish(about: Any) -> None:
+        host.close()
+
+    host.host._methods["note"] = vanish
+    async with gateways(tmp_path, host) as (first, _):
+        with pytest.raises(SessionHostUnreachable):
+            await first.access.new_code(first.principal("own"), None, True)
 
 
 @pytest.mark.guarantees("strangers", "Wrong tokens count at all gateways of a session host together")
