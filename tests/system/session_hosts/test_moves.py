@@ -171,7 +171,7 @@ def test_a_synced_folder_comes_from_the_workers_where_its_contents_are(
     await_true(lambda: len(starts_of(folder)) == 2)
     with hosted.connect(job.session, timeout=BOUND) as again:
         _, file = again.runs()["counts"].result(BOUND)
-    assert str(hosted.folder / other.name.replace("host", "cache")) in file
+    assert str(hosted.folder / f"cache-{other.name}") in file
     assert (Path(file).parent / "large.bin").read_bytes() == (project / "large.bin").read_bytes()
 
 
