@@ -245,12 +245,16 @@ class Moves:
             self._until = began + LEASE
             await asyncio.to_thread(self._lease.extend, self._until)
         self._warn(
-            "the weaver does not confirm the lease of this host", None if isinstance(weaver, list) else weaver
+            "the weaver does not confirm that this host has its sessions",
+            None if isinstance(weaver, list) else weaver,
         )
         return {name for one in (weaver, *told) if isinstance(one, list) for name in one}.intersection(sessions)
 
     async def _ask_weaver(self, asked: Operation) -> Any:
-        return await asyncio.wait_for(self._weaver.ask_for(asked, user=EVERYONE), ANSWERS_WITHIN)
+        try:
+            return await asyncio.wait_for(self._weaver.ask_for(asked, user=EVERYONE), ANSWERS_WITHIN)
+        except asyncio.TimeoutError:
+            raise WeaverUnavailable(f"it has not answered within {ANSWERS_WITHIN:g} s") from None
 
     async def _await_right(self, name: str, moves: int) -> None:
         """Return if this host may start a driver for a session.
@@ -341,7 +345,7 @@ class Moves:
         about = f"the sessions of host {host}, which is silent, are not taken over"
         try:
             given = await self._ask_weaver(TakeSessions(self.name, host, list(left)))
-        except (LoomError, asyncio.TimeoutError) as error:
+        except LoomError as error:
             return self._warn(about, error)
         self._warn(about)
         for name, (record, path) in left.items():

@@ -233,7 +233,7 @@ def parse_source(text: str) -> tuple[str, WorkerSource]:
     if source.startswith("dns://"):
         return mesh, _dns_source(source)
     raise InvalidAddress(
-        f"{source!r} says nothing of workers: write tcp://HOST:PORT, dns://SERVICE:PORT?count=N or file:PATH"
+        f"{source!r} names no place of processes: write tcp://HOST:PORT, dns://SERVICE:PORT?count=N or file:PATH"
     )
 
 

@@ -61,7 +61,7 @@ def test_a_source_is_read(text: str, source: object) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("10.0.0.5:26600", "says nothing of workers: write tcp://HOST:PORT"),
+        ("10.0.0.5:26600", "names no place of processes: write tcp://HOST:PORT"),
         ("tcp://10.0.0.5", "is not a worker address"),
         ("dns://loom", r"write dns://SERVICE:PORT\?count=N"),
         ("dns://loom?count=0", "count is 1 at least"),
