@@ -38,6 +38,7 @@ from loom_gateway.rest.readiness import Readiness, Ready, ReadyStatus
 from loom_gateway.rest.sessions import session_routes, user_routes
 from loom_gateway.rest.weaver import alias_routes, weaver_routes
 from loom_gateway.rest.weaver_changes import Components, WeaverChanges
+from loom_gateway.session_hosts.other_gateways import OtherGateways
 from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.trainer_status import trainer_routes
 from loom_gateway.weaver_process import GatewayWeaver
@@ -98,6 +99,7 @@ def create_app(
     tunnel_idle: float = IDLE,
     injectable: bool = False,
     page_path: str = "/",
+    others: OtherGateways | None = None,
 ) -> FastAPI:
     """Return the gateway's application, to be wrapped in an `AccessMiddleware`.
 
@@ -107,6 +109,7 @@ def create_app(
         tunnel_idle: seconds without a poll after which an HTTP tunnel is closed.
         injectable: whether injected faults may kill the gateway, its weaver and its drivers.
         page_path: the path under which browsers reach the page on an origin that is the gateway's alone.
+        others: the gateways of the same session hosts, to which clients over HTTP may belong.
     """
     weaver = supervisor.client
     access.guard(manager)
@@ -116,6 +119,8 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         OFFLOAD.enable()
         await manager.adopt(access.user_of)
+        if others is not None:
+            await others.start()
         manager.prepare_spare()
         supervisor.start()
         manager.on_end = access.session_ended
@@ -128,6 +133,8 @@ def create_app(
         await asyncio.gather(*exporting, return_exceptions=True)
         watching.cancel()
         auditing.cancel()
+        if others is not None:
+            others.close()
         await supervisor.close(manager.end_sessions)
         await manager.close()
         await access.audit.close()
@@ -213,7 +220,7 @@ def create_app(
     relay = Relay(manager, lines, access, draining)
     app.state.draining = draining
     app.state.access, app.state.weaver = access, weaver
-    app.state.tunnels = Tunnels(relay, tunnel_idle, access.budgets)
+    app.state.tunnels = Tunnels(relay, tunnel_idle, access.budgets, others)
     app.router.routes += [
         *file_routes(access.origins.others),
         WebSocketRoute("/ws/v1/weaver", WeaverSocket(weaver, access, changes, GatewayFeed(manager, access))),

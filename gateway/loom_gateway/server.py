@@ -18,7 +18,7 @@ import uvicorn
 from loom.errors import WrongArguments
 from loom.extras import require
 from loom.process.error_exit import FAILURE
-from loom.process.listen import announce, bracketed, listen, reachable
+from loom.process.listen import announce, bracketed, host_and_port, listen, reachable
 from loom.process.parent_pipe import when_parent_ends
 from loom.token_file import TokenFile, default_path, generate_token
 from loom.tracing import FirstByte
@@ -37,6 +37,7 @@ from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.websocket import RelaySocket
 from loom_gateway.session_hosts.hosts import HostedLines, SessionHosts
 from loom_gateway.session_hosts.line import read_key
+from loom_gateway.session_hosts.other_gateways import OtherGateways
 from loom_gateway.session_hosts.shared_notes import SharedNotes
 from loom_gateway.sessions.directory import SessionDirectory
 from loom_gateway.sessions.driver_ids import DriverIds, give_up_other_rights, hold_folder_of_logs
@@ -99,8 +100,9 @@ def serve(settings: GatewaySettings) -> None:
         weaver.place,
         lambda: weaver.keys().gateway(),
     )
+    others = _others(settings, hosted)
     allowed = AllowedHosts(listener.getsockname()[0], settings.allow_host, bool(settings.trusted_proxy))
-    _Server(settings, generated, sessions, lines, access, weaver, exports, allowed).run(sockets=[listener])
+    _Server(settings, generated, sessions, lines, access, weaver, exports, allowed, others).run(sockets=[listener])
 
 
 _OF_HOSTS = {
@@ -123,6 +125,21 @@ def _hosted(settings: GatewaySettings) -> SessionHosts | None:
         raise WrongArguments("--session-host needs --host-key, the file that `loom serve sessions` has, too")
     hosts = WorkerHosts([parse_source(one) for one in settings.session_host])
     return SessionHosts(hosts, read_key(settings.host_key))
+
+
+def _others(settings: GatewaySettings, hosted: SessionHosts | None) -> OtherGateways | None:
+    """Return the other gateways of the session hosts; None if they do not connect to this one."""
+    if settings.gateways_listen is None:
+        return None
+    host, port = host_and_port(
+        settings.gateways_listen, "where gateways connect: write --gateways-listen HOST:PORT"
+    )
+    if hosted is None:
+        raise WrongArguments("--gateways-listen needs --session-host: a gateway with its own sessions is alone")
+    if host in ("0.0.0.0", "::"):
+        raise WrongArguments(f"--gateways-listen {host} leads other gateways nowhere: give this machine's address")
+    listener = listen(host, port, "choose another with --gateways-listen (port 0 picks one)")
+    return OtherGateways(listener, hosted.secret_of("gateways").hex())
 
 
 def _page(settings: GatewaySettings, port: int) -> str:
@@ -200,6 +217,7 @@ class _Server(uvicorn.Server):
         supervisor: GatewayWeaver,
         exports: Exports,
         hosts: AllowedHosts,
+        others: OtherGateways | None,
     ) -> None:
         self._settings = settings
         self._generated = generated  # the token that users learn from the announcement; empty if they know it
@@ -207,7 +225,15 @@ class _Server(uvicorn.Server):
         self._supervisor = supervisor
         page_path = f"/{settings.page_path.strip('/')}/" if settings.page_path.strip("/") else "/"
         self._app = create_app(
-            manager, lines, access, supervisor, exports, settings.tunnel_idle, settings.injectable, page_path
+            manager,
+            lines,
+            access,
+            supervisor,
+            exports,
+            settings.tunnel_idle,
+            settings.injectable,
+            page_path,
+            others,
         )
         self._draining: Future[None] | None = None  # set by the first SIGTERM
         level = settings.log_level

@@ -207,6 +207,12 @@ class GatewaySettings(Limits, SessionSettings):
     host_key: Path | None = _option(
         None, "File with the key that session hosts and their gateways share, a line.", metavar="FILE"
     )
+    gateways_listen: str | None = _option(
+        None,
+        "Where the other gateways of the session hosts connect, an address of this machine. Requests of one client "
+        "over HTTP may then come to any of them. Port 0 picks a free one.",
+        metavar="HOST:PORT",
+    )
     host: str = _option("127.0.0.1", "Address to listen on.")
     port: int = _option(8470, "Port to listen on; 0 picks a free one.", min=0, max=65535)
     token: str | None = _option(

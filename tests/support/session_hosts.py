@@ -171,7 +171,7 @@ class HostedCluster:
     def gateway(self, name: str, key: str | None = None) -> Member:
         """One more gateway, perhaps with another key."""
         return self._member(
-            name, "-m", "loom_gateway", "--port", "PORT", "--token", TOKEN,
+            name, "-m", "loom_gateway", "--port", "PORT", "--token", TOKEN, "--gateways-listen", "127.0.0.1:0",
             "--state-dir", str(self.folder / name), *self._of_gateways, "--host-key", key or self.key,
         )  # fmt: skip
 

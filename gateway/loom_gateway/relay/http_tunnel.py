@@ -35,6 +35,7 @@ from loom_gateway.access.budgets import Budget, Budgets
 from loom_gateway.access.sessions import Principal
 from loom_gateway.relay.endpoint import MAX_HELLO
 from loom_gateway.relay.links import MESSAGES, DriverLink, RelayTurns
+from loom_gateway.session_hosts.other_gateways import OtherGateways, TunnelRequest
 
 logger = logging.getLogger(__name__)
 
@@ -251,9 +252,22 @@ class Tunnel:
 
 
 class Tunnels:
-    """The tunnels of a gateway, and their routes."""
+    """The tunnels of a gateway, and their routes.
 
-    def __init__(self, relay: ASGIApp, idle: float = IDLE, budgets: Budgets | None = None) -> None:
+    Args:
+        others: the gateways that have the other tunnels whose requests come here.
+    """
+
+    def __init__(
+        self,
+        relay: ASGIApp,
+        idle: float = IDLE,
+        budgets: Budgets | None = None,
+        others: OtherGateways | None = None,
+    ) -> None:
+        self._others = others
+        if others is not None:
+            others.answer = self._answer
         self._relay = relay
         self._idle = idle
         self._budgets = budgets or Budgets.of()
@@ -262,9 +276,9 @@ class Tunnels:
         self._tasks: set[asyncio.Task[None]] = set()
         self.routes = [
             Route(TUNNELS, self._open, methods=["POST"]),
-            Route(TUNNELS + "/{tunnel}", self._close, methods=["DELETE"]),
-            Route(TUNNELS + "/{tunnel}/up", self._up, methods=["POST"]),
-            Route(TUNNELS + "/{tunnel}/down", self._down, methods=["GET"]),
+            Route(TUNNELS + "/{tunnel}", partial(self._asked, "close"), methods=["DELETE"]),
+            Route(TUNNELS + "/{tunnel}/up", partial(self._asked, "up"), methods=["POST"]),
+            Route(TUNNELS + "/{tunnel}/down", partial(self._asked, "down"), methods=["GET"]),
         ]
 
     def close(self) -> None:
@@ -276,7 +290,7 @@ class Tunnels:
         owner = _token_id(request)
         user = request.scope["loom.principal"].user
         self._budgets.tunnels.take(user)
-        name = secrets.token_urlsafe(24)
+        name = secrets.token_urlsafe(24) if self._others is None else self._others.new_name()
         tunnel = Tunnel(self._idle, partial(self._gone, name, user), user, self._budgets.answers, self._turns)
         self._tunnels[name] = owner, tunnel
         task = asyncio.ensure_future(self._serve(request, tunnel))
@@ -297,27 +311,35 @@ class Tunnels:
         finally:
             tunnel.end()
 
-    async def _up(self, request: Request) -> Response:
-        tunnel = self._find(request)
+    async def _asked(self, kind: str, request: Request) -> Response:
+        name, token = request.path_params["tunnel"], _token_id(request)
+        place = None if self._others is None else self._others.place_of(name)
+        if place is None:
+            self._find(name, token)  # before its body is read
+        asked = TunnelRequest(kind, name, token, 0 if kind == "close" else _number(request))
         try:
             data = await _body(request)
         except ClientDisconnect:
             return Response()  # the client is gone, so nothing receives this
-        return JSONResponse({"taken": await tunnel.take(_number(request), data)}, headers=_UNCACHED)
+        if self._others is None or place is None:
+            return await self._answer(asked, data)
+        return await self._others.ask(place, asked, data)
 
-    async def _down(self, request: Request) -> Response:
-        data, ended = await self._find(request).poll(_number(request))
-        headers = _UNCACHED | ({ENDED_HEADER: "1"} if ended else {})
-        return Response(data, headers=headers, media_type=CONTENT_TYPE)
-
-    async def _close(self, request: Request) -> Response:
-        self._find(request).close()
+    async def _answer(self, asked: TunnelRequest, data: bytes) -> Response:
+        tunnel = self._find(asked.tunnel, asked.token)
+        if asked.kind == "up":
+            return JSONResponse({"taken": await tunnel.take(asked.number, data)}, headers=_UNCACHED)
+        if asked.kind == "down":
+            data, ended = await tunnel.poll(asked.number)
+            headers = _UNCACHED | ({ENDED_HEADER: "1"} if ended else {})
+            return Response(data, headers=headers, media_type=CONTENT_TYPE)
+        tunnel.close()
         return Response(status_code=204, headers=_UNCACHED)
 
-    def _find(self, request: Request) -> Tunnel:
-        owner, tunnel = self._tunnels.get(request.path_params["tunnel"], (None, None))
+    def _find(self, name: str, token: str) -> Tunnel:
+        owner, tunnel = self._tunnels.get(name, (None, None))
         # Another token gets the answer for an unknown tunnel, so that it learns nothing.
-        if tunnel is None or owner != _token_id(request):
+        if tunnel is None or owner != token:
             raise ConnectionLost(
                 "this gateway has no such tunnel of this token: it was closed, or had no poll for long"
             )
