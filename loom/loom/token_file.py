@@ -171,13 +171,14 @@ class TokenFile:
     def accept(self, name: str, scope: str, sha256: str) -> None:
         """Add a token that was made elsewhere, of which `digest` is known, in place of any other of that name.
 
-        The same token keeps its id, and so the sessions that it opened, when it gets another scope.
+        The same token keeps its id, and so the sessions that it opened, when it gets another scope. Every
+        file gives it the same id.
         """
         with self._changing() as tokens:
             same = next((token for token in tokens if (token.name, token.sha256) == (name, sha256)), None)
             if same is None:
                 tokens[:] = [token for token in tokens if token.name != name]
-                tokens.append(Token(secrets.token_hex(4), name, scope, sha256, time.time()))
+                tokens.append(Token(sha256[:8], name, scope, sha256, time.time()))
             else:
                 tokens[tokens.index(same)] = replace(same, scope=scope)
 

@@ -27,7 +27,6 @@ ENDS = {
     "driver/handlers/hosts.py:_ends_cleanly": _CONNECTION,
     "driver/remote_exec/command.py:_read": _CONNECTION,
     "driver/remote_exec/command.py:_write": _CONNECTION,
-    "pod/forwarding.py:copy": _CONNECTION,
     "process/parent_pipe.py:watch": "what it reads is a pipe: an error is its end",
     "process/tasks.py:_again": "it is `keep_running` and `run_to_end`",
     "remote_exec/forward.py:_send": _CONNECTION,

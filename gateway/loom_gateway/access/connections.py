@@ -72,7 +72,7 @@ class PortConnection:
         self.when_read: Callable[[Callable[[], None]], None] = _at_once
         """Calls a function when the client has read what was sent to it, or is gone."""
 
-    def admit(self, user: str = "") -> None:
+    def admit(self, user: str) -> None:
         """Note that a request of a user with a good token has come.
 
         Raises:
@@ -107,12 +107,12 @@ class PortConnection:
         self._all.admitted(self)
 
     def wait(self) -> None:
-        """Note that the connection waits for a request. It has as long as `Connections.timeout`."""
+        """Note that the connection waits for a request. It has as long as `REQUEST_TIMEOUT`."""
         self._release()
         if self._deadline is not None:
             self._deadline.cancel()
         if not self._over:
-            self._deadline = asyncio.get_running_loop().call_later(self._all.timeout, self.cut, Unheard.TIMEOUT)
+            self._deadline = asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, self.cut, Unheard.TIMEOUT)
             self._all.waits(self)
 
     def cut(self, why: Unheard) -> None:
@@ -146,7 +146,6 @@ class Connections:
         most: the number of connections; 0: as many as the process has descriptors for, which always is a bound.
         most_of_address: the number of waiting connections of one address; 0: no limit.
         proxies: addresses and networks of trusted proxies, whose connections are those of many clients.
-        timeout: seconds that a waiting connection has for a request; None: `REQUEST_TIMEOUT`.
         refusals: counts the values of `Unheard`.
         budget: the connections of each user with a request under way; of one user at most half of ``most``.
     """
@@ -156,7 +155,6 @@ class Connections:
         most: int = 0,
         most_of_address: int = 0,
         proxies: Iterable[str] = (),
-        timeout: float | None = None,
         refusals: Counter[str] | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -164,7 +162,6 @@ class Connections:
         self.most = min(most or room, room)
         self._most_of_address = most_of_address
         self._proxies = list(proxies)
-        self._timeout = timeout
         self.refusals: Counter[str] = Counter() if refusals is None else refusals
         self._count = 0
         self.turns = RelayTurns()
@@ -175,11 +172,6 @@ class Connections:
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a waiting connection has for a request."""
-        return REQUEST_TIMEOUT if self._timeout is None else self._timeout
 
     @property
     def waiting(self) -> int:

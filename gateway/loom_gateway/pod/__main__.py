@@ -1,7 +1,7 @@
 """``python -m loom_gateway.pod FOLDER``: the keeper of a pod, with the settings in the folder.
 
-It prints a line of JSON when it listens. SIGTERM ends it with its worker and its gateway. The gateway's sessions
-live on for the pod's next gateway for as long as their drivers do.
+It prints a line of JSON when it listens. SIGTERM ends it with the processes that it keeps. The sessions live on for
+the pod's next session host for as long as their drivers do.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def create_app(keeper: PodSupervisor, end: Callable[[], None], own_key: str) -> 
     """Return the keeper's HTTP application.
 
     Args:
-        end: ends the keeper soon, with its worker and its gateway.
+        end: ends the keeper soon, with its processes and its sessions.
         own_key: the key for new settings.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)

@@ -1,7 +1,7 @@
 """`LoomPod`, the class that Kubetorch runs in each pod of a job.
 
 Kubetorch holds it in a process that it ends at every deployment, together with that process's children. The worker
-and the gateway have to outlive that. They belong to the pod's keeper (`loom_gateway.pod`), which is not a child of
+and the sessions have to outlive that. They belong to the pod's keeper (`loom_gateway.pod`), which is not a child of
 that process. A new `LoomPod` finds the present keeper and sends it the new settings.
 """
 
@@ -37,10 +37,12 @@ START_TIMEOUT = 60.0  # seconds that a keeper has to start: it imports a web ser
 
 
 class KeptJob(KeptPods):
-    """The states of a job's pods, and its gateway."""
+    """The states of a job's pods."""
 
     gateway: str | None
-    """The address of the pod that has it and whose gateway listens."""
+    """The address of a pod whose gateway listens; None if there is none."""
+    weaver: str | None
+    """The address of the pod that has the weaver; None if there is none."""
 
 
 class EndingPods(TypedDict):
@@ -55,11 +57,11 @@ class LoomPod:
     Args:
         mesh: the name of this pod's mesh.
         meshes: the meshes of the job, each with the DNS name of its headless service and its number of pods:
-            ``[["workers", "NAME-headless.NAMESPACE.svc.cluster.local", 3]]``. A pod of the first mesh has the
-            gateway.
-        token_sha256: hexadecimal SHA-256 of the token that the gateway accepts.
+            ``[["workers", "NAME-headless.NAMESPACE.svc.cluster.local", 3]]``. The pods of the first
+            mesh have a gateway and a session host each, and one of them has the weaver.
+        token_sha256: hexadecimal SHA-256 of the token that the gateways accept.
         monarch_port: the port of each pod's worker.
-        gateway_port: the port of the gateway, at every pod of the first mesh.
+        gateway_port: the port of the gateways; the weaver, session hosts and gateways have the three after it, too.
         session_linger: seconds that a session lives on when nothing goes on in it.
         session_max: seconds that a session lives at most, whatever goes on in it; 0: any time.
 
@@ -97,13 +99,15 @@ class LoomPod:
 
         Returns:
             ``pods``: for each its ``name``, ``address``, ``mesh``, ``versions``, its ``worker`` (``address``,
-                ``pid``, ``listening``, ``starts``, ``problem`` and ``state``, a `ProcessState`), whether it has the
-                ``gateway``, and ``gateway_problem``; ``gateway``: the address of the pod that has it and whose
-                gateway listens, or None.
+                ``pid``, ``listening``, ``starts``, ``problem`` and ``state``, a `ProcessState`), whether it has a
+                ``gateway`` and the ``weaver``, ``gateway_listening``, ``gateway_starts`` and ``gateway_problem``;
+                ``gateway``: the address of a pod whose gateway listens, or None; ``weaver``: the address of the pod
+                that has it, or None.
         """
         pods: list[KeptPod] = self._ask("GET", "/pods")["pods"]
-        held = [pod["address"] for pod in pods if pod["gateway"] and pod["gateway_listening"]]
-        return {"pods": pods, "gateway": held[0] if held else None}
+        serving = [pod["address"] for pod in pods if pod["gateway"] and pod["gateway_listening"]]
+        weavers = [pod["address"] for pod in pods if pod.get("weaver")]
+        return {"pods": pods, "gateway": next(iter(serving), None), "weaver": next(iter(weavers), None)}
 
     def restart_worker(self, pod: str | None = None) -> KeptPod:
         """End a pod's worker, with everything that runs on it, and start another.
@@ -114,7 +118,7 @@ class LoomPod:
         return self._command(pod, "/restart_worker")
 
     def shutdown(self, pod: str | None = None) -> EndingPods:
-        """End a pod's worker and its gateway, with its sessions, until the next deployment.
+        """End a pod's worker, its gateway and its sessions until the next deployment.
 
         Args:
             pod: the pod's name or address; None: all pods of the job.

@@ -42,9 +42,9 @@ class PodSettings:
     mesh: str
     """The name of the pod's mesh."""
     meshes: tuple[MeshPods, ...]
-    """All meshes of the job. The pods of the first may have the gateway."""
+    """All meshes of the job. Clients come to the pods of the first, which also have the sessions."""
     token_sha256: str
-    """The SHA-256 of the token that the gateway accepts. It is also the key by which keepers know each other."""
+    """The SHA-256 of the token that the gateways accept. The keys by which pods know each other come from it."""
     monarch_port: int = MONARCH_PORT
     gateway_port: int = GATEWAY_PORT
     keeper_port: int = KEEPER_PORT
@@ -63,8 +63,27 @@ class PodSettings:
         return self.meshes[0]
 
     @property
-    def may_have_gateway(self) -> bool:
+    def serves(self) -> bool:
+        """Whether the pod has a gateway and a session host, and may have the weaver."""
         return self.mesh == self.first.mesh
+
+    @property
+    def weaver_port(self) -> int:
+        return self.gateway_port + 1
+
+    @property
+    def session_host_port(self) -> int:
+        return self.gateway_port + 2
+
+    @property
+    def gateways_port(self) -> int:
+        """Where gateways connect to each other."""
+        return self.gateway_port + 3
+
+    @property
+    def weaver(self) -> str:
+        """Where the weaver is, in whichever pod: only that one listens on the port."""
+        return f"{self.first.service}:{self.weaver_port}"
 
     @classmethod
     def from_json(cls, given: Any) -> PodSettings:
@@ -113,10 +132,13 @@ class KeptPod(TypedDict):
     address: str
     mesh: str
     gateway: bool
+    """Whether clients can come to the pod: it has a gateway and a session host."""
     gateway_listening: bool
+    """Whether both listen and, in the pod that has it, the weaver."""
     gateway_starts: int
+    """Of what does not listen."""
     gateway_problem: str
-    gateway_pod: str | None
+    weaver: bool
     worker: KeptWorker
     versions: dict[str, str]
 

@@ -1,9 +1,12 @@
-"""`PodSupervisor`, which keeps a pod's worker running and, in one pod of a job, its gateway.
+"""`PodSupervisor`, which keeps the processes of a pod running: worker, gateway, session host, in one the weaver.
 
-The pods choose the gateway's pod by a rule that each applies to what it sees, without a vote. A pod that has the
-gateway keeps it, because its sessions live there. If no pod has it, the first gets it: the one with the lowest
-ordinal, or without ordinals the lowest address. Pods with different views may briefly choose differently. Once they
-see each other, the first pod keeps its gateway and the other ends its own.
+The pods choose the weaver's pod by a rule that each applies to what it sees, without a vote. A pod that has the
+weaver keeps it, because its state is there. If no pod has it, the first gets it: the one with the lowest ordinal,
+or without ordinals the lowest address. Pods with different views may briefly choose differently. Once they see
+each other, the first pod keeps its weaver and the other ends its own.
+
+Everybody finds the weaver by the name of the pods' headless service, which leads to all of them: only the weaver's
+pod listens on its port, and whoever connects goes on to the next address.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import logging
 import os
 import signal
@@ -30,10 +34,10 @@ from loom.process import tasks
 from loom.process.backoff import Backoff
 from loom.process.child import Child, ProcessState, python
 from loom.process.listen import bracketed
+from loom.process.state_file import replace_file
 from loom.token_file import TokenFile
-from loom_gateway.pod.forwarding import PortForwarder
 from loom_gateway.pod.settings_and_peers import KeptPod, PodSettings, ask_pod
-from loom_gateway.settings import GatewaySettings
+from loom_gateway.settings import GatewaySettings, SessionHostSettings
 from loom_gateway.workers.sources import resolve_pods
 
 BACKOFF = Backoff(0.5, 15.0)  # seconds before the process is started again
@@ -59,9 +63,18 @@ class SupervisedProcess:
         module: the module to run.
         port: the port on which the process listens.
         arguments: returns the module's command line arguments, for each start.
+        outlives: whether it goes on when this process ends, and the next supervisor finds it.
     """
 
-    def __init__(self, name: str, module: str, port: int, arguments: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        port: int,
+        arguments: Callable[[], Sequence[str]],
+        outlives: bool = True,
+    ) -> None:
+        self._outlives = outlives
         self.name = name
         self._module = module
         self._port = port
@@ -72,7 +85,7 @@ class SupervisedProcess:
         self._changed = asyncio.Event()  # set on each change of the state
         self.starts = 0  # by this supervisor
         self.state = ProcessState.STARTING
-        self.problem = ""  # why the process does not run
+        self.problem = "it is starting"  # why the process does not run; empty if it does
 
     @property
     def listening(self) -> bool:
@@ -138,7 +151,7 @@ class SupervisedProcess:
         child = self._child = Child(
             self.name,
             python(self._module, *self._arguments()),
-            parent_pipe=False,  # the process outlives this one, and the next supervisor finds it
+            parent_pipe=not self._outlives,
             on_line=lambda line: logger.info("%s: %s", self.name, line),
         )
         logger.info("the %s is process %d", self.name, child.pid)
@@ -186,7 +199,7 @@ def _command(process: psutil.Process) -> str:
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0  # seconds between two looks at the other pods once the gateway's pod is known
+LOOK_EVERY = 2.0  # seconds between two looks at the other pods once the weaver's pod is known
 
 LOOK_SOON = 0.3
 
@@ -197,19 +210,19 @@ ANSWER_TIMEOUT = 2.0  # seconds that another pod has to report its state
 
 ASKED_AT_ONCE = 32
 
-PATIENCE = 30.0  # seconds to wait for a missing pod that might come first, before another pod gets the gateway
+PATIENCE = 30.0  # seconds to wait for a missing pod that might come first, before another pod gets the weaver
 
 
 def choose(
     ranked: Sequence[str], expected: int, answering: Collection[str], holders: Collection[str], *, patient: bool
 ) -> str | None:
-    """Return the address of the pod that gets the gateway; None if it is too early to say.
+    """Return the address of the pod that gets the weaver; None if it is too early to say.
 
     Args:
         ranked: addresses of the known pods, in order of preference.
         expected: the number of pods that there should be.
         answering: addresses of the pods whose keepers answer.
-        holders: addresses of the pods that report to have the gateway.
+        holders: addresses of the pods that report to have the weaver.
         patient: whether to wait for pods that are missing or silent, because one of them might come first.
     """
     held = [address for address in ranked if address in holders]
@@ -221,15 +234,17 @@ def choose(
 
 
 class PodSupervisor:
-    """The keeper of one pod. The next one finds the settings and the gateway's state in ``folder``."""
+    """The keeper of one pod. The next one finds the settings and the processes' state in ``folder``."""
 
     def __init__(self, settings: PodSettings, folder: Path, address: str, name: str) -> None:
         self.settings = settings
         self.address = address
         self.name = name
         self._folder = folder
+        self._tokens, self._host_key, self._weaver_secret = (
+            folder / file for file in ("tokens.json", "host-key", "weaver-secret")
+        )
         self._asking = ThreadPoolExecutor(ASKED_AT_ONCE, "peers")
-        self._forwarder = PortForwarder(settings.gateway_port)
         self._worker_address = f"tcp://{bracketed(address)}:{settings.monarch_port}"
         self.worker = SupervisedProcess(
             "worker",
@@ -237,51 +252,71 @@ class PodSupervisor:
             settings.monarch_port,
             lambda: ["--address", self._worker_address],
         )
-        self.gateway = SupervisedProcess("gateway", "loom_gateway", settings.gateway_port, self._gateway_arguments)
-        self._chosen: str | None = None  # the address of the gateway's pod
-        self._problem = ""
-        self._without_gateway_since = time.monotonic()
+        self.session_host = SupervisedProcess(
+            "session host",
+            "loom_gateway.session_hosts",
+            settings.session_host_port,
+            lambda: self._session_host().arguments(),
+        )
+        self.gateway = SupervisedProcess(
+            "gateway", "loom_gateway", settings.gateway_port, lambda: self._gateway().arguments()
+        )
+        # Without the keeper, other pods could not tell that it is there, and would start another one.
+        self.weaver = SupervisedProcess(
+            "weaver", "loom.weaver", settings.weaver_port, self._weaver_arguments, outlives=False
+        )
+        self._chosen: str | None = None  # the address of the weaver's pod
+        self._problem = "it has not looked for the other pods yet" if settings.serves else ""
+        self._without_weaver_since = time.monotonic()
         self._looking: asyncio.Task[None] | None = None
 
+    @property
+    def _serving(self) -> list[SupervisedProcess]:
+        """What runs in this pod besides the worker."""
+        return [one for one in (self.session_host, self.gateway, self.weaver) if one.kept]
+
     def start(self) -> None:
-        """Start the worker and the watch over the gateway."""
+        """Start the worker and, in a pod of the first mesh, what serves clients."""
         self.worker.keep()
-        if self.settings.may_have_gateway:
+        if self.settings.serves:
+            self._write_secrets()
+            self.session_host.keep()
+            self.gateway.keep()
             self._looking = tasks.keep_running("look for pods", self._look_on)
 
     async def close(self, *, end_sessions: bool) -> None:
-        """End the worker and the gateway, and its sessions too unless they are left for its successor."""
+        """End the pod's processes, and its sessions too unless they are left for its successor."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])
-        await self._forwarder.close()
         if end_sessions:
-            await self.gateway.end(signal.SIGINT)
-            await self.worker.end()
-        else:  # at the same time: what trains on the worker saves its state, within the pod's grace
-            await asyncio.gather(self.worker.end(), self.gateway.end(signal.SIGTERM))
+            await self.session_host.end(signal.SIGINT)
+        # at the same time: what trains on the worker saves its state, within the pod's grace
+        await asyncio.gather(self.worker.end(), *(one.end() for one in self._serving))
 
     async def configure(self, settings: PodSettings) -> None:
-        """Take new settings. The worker goes on unchanged. A gateway is started again, and its sessions live on."""
+        """Take new settings. The worker goes on unchanged. What serves is started again, and sessions live on."""
         before, self.settings = self.settings, settings
         settings.write(self._folder)
         if settings == before:
             return
-        self._without_gateway_since = time.monotonic()
-        if self.gateway.kept:
-            await self.gateway.restart()
+        self._without_weaver_since = time.monotonic()
+        self._write_secrets()
+        await asyncio.gather(*(one.restart() for one in self._serving))
 
     def state(self) -> KeptPod:
         """Return the state of this pod, in the form that its keeper reports."""
+        serving = self._serving
+        problems = [f"its {one.name}: {one.problem}" for one in serving if one.problem]
         return {
             "name": self.name,
             "address": self.address,
             "mesh": self.settings.mesh,
-            "gateway": self.gateway.kept,
-            "gateway_listening": self.gateway.listening,
-            "gateway_starts": self.gateway.starts,
-            "gateway_problem": self.gateway.problem if self.gateway.kept else self._problem,
-            "gateway_pod": self._chosen,
+            "gateway": self.settings.serves,
+            "gateway_listening": all(one.listening for one in serving),
+            "gateway_starts": max((one.starts for one in serving if not one.listening), default=0),
+            "gateway_problem": "; ".join(filter(None, [*problems, self._problem])),
+            "weaver": self.weaver.kept,
             "worker": {
                 "address": self._worker_address,
                 "pid": self.worker.pid,
@@ -329,7 +364,7 @@ class PodSupervisor:
             await asyncio.sleep(LOOK_SOON if self._chosen is None else LOOK_EVERY)
 
     async def _look(self) -> None:
-        """Find the pod that has the gateway, and act on the result."""
+        """Find the pod that has the weaver, and start this pod's or end it."""
         first = self.settings.first
         try:
             pods = await asyncio.to_thread(resolve_pods, first.service)
@@ -338,73 +373,77 @@ class PodSupervisor:
             return
         known = [pod.address for pod in pods]
         states = await self._states_of(known)
-        holders = {address for address, state in states.items() if state.get("gateway")}
+        holders = {address for address, state in states.items() if state.get("weaver")}
         answering = set(states)
-        if self.gateway.kept:
+        if self.weaver.kept:
             holders.add(self.address)
-            if self.address not in known:  # DNS may omit a pod that is briefly not ready, but its sessions live on
+            if self.address not in known:  # DNS may omit a pod that is briefly not ready, but its weaver lives on
                 known.append(self.address)
         if self.address in known:
             answering.add(self.address)
         now = time.monotonic()
         if holders:
-            self._without_gateway_since = now
-        patient = now - self._without_gateway_since < PATIENCE
+            self._without_weaver_since = now
+        patient = now - self._without_weaver_since < PATIENCE
         self._chosen = choose(known, first.pods, answering, holders, patient=patient)
-        self._problem = "" if self._chosen else self._what_is_missing(known, answering)
+        self._problem = "" if self._chosen else f"no pod of {first.service} has the weaver yet"
         await self._take_part()
 
-    def _what_is_missing(self, known: Sequence[str], answering: set[str]) -> str:
-        first = self.settings.first
-        found = (
-            f"{len(known)} of {first.pods} pods have an address at {first.service}: {', '.join(known) or 'none'}"
-        )
-        silent = ", ".join(address for address in known if address not in answering)
-        return f"{found}; the keepers of {silent} do not answer" if silent else found
-
     async def _take_part(self) -> None:
-        if self._chosen == self.address:
-            if not self.gateway.kept:
-                logger.info("this pod has the gateway")
-                await self._forwarder.close()
-                self._write_token()
-                self.gateway.keep()
-            return
-        if self._chosen is None:
-            return
-        if self.gateway.kept:
-            logger.warning("pod %s, which comes first, has a gateway too: this one ends", self._chosen)
-            await self.gateway.end(signal.SIGINT)
-        self._forwarder.target = self._chosen
-        try:
-            await self._forwarder.listen()
-        except OSError as error:
-            self._problem = f"port {self.settings.gateway_port} is in use, and cannot be forwarded: {error}"
+        if self._chosen == self.address and not self.weaver.kept:
+            logger.info("this pod has the weaver")
+            self.weaver.keep()
+        elif self._chosen not in (None, self.address) and self.weaver.kept:
+            logger.warning("pod %s, which comes first, has a weaver too: this one ends", self._chosen)
+            await self.weaver.end()
 
-    @property
-    def _tokens(self) -> Path:
-        return self._folder / "tokens.json"
-
-    def _write_token(self) -> None:
+    def _write_secrets(self) -> None:
+        """Write the files of secrets, which all pods of the job derive from what they share."""
         TokenFile(self._tokens).accept("job", "admin", self.settings.token_sha256)
+        for path in (self._host_key, self._weaver_secret):
+            shared = self.settings.token_sha256.encode()
+            replace_file(path, hmac.new(shared, f"loom pod {path.name}".encode(), hashlib.sha256).hexdigest())
 
-    def _gateway_arguments(self) -> Sequence[str]:
+    def _session_host(self) -> SessionHostSettings:
         settings = self.settings
-        self._write_token()
-        return GatewaySettings(
-            host="0.0.0.0",
-            port=settings.gateway_port,
-            tokens=self._tokens,
+        return SessionHostSettings(
+            listen=f"{bracketed(self.address)}:{settings.session_host_port}",
+            host_key=self._host_key,
+            weaver=settings.weaver,
+            weaver_secret=self._weaver_secret,
             workers=[
                 f"{mesh.mesh}=dns://{mesh.service}:{settings.monarch_port}?count={mesh.pods}"
                 for mesh in settings.meshes
             ],
-            weaver_listen=f"{bracketed(self.address)}:0",
-            weaver_advertise=self.address,
-            state_dir=str(_short(self._folder / "gateway")),
+            state_dir=str(_short(self._folder / "sessions")),
             session_linger=settings.session_linger,
             session_max=settings.session_max,
-        ).arguments()
+        )
+
+    def _gateway(self) -> GatewaySettings:
+        settings = self.settings
+        first = settings.first
+        return GatewaySettings(
+            host="0.0.0.0",
+            port=settings.gateway_port,
+            gateways_listen=f"{bracketed(self.address)}:{settings.gateways_port}",
+            tokens=self._tokens,
+            session_host=[f"dns://{first.service}:{settings.session_host_port}?count={first.pods}"],
+            host_key=self._host_key,
+            weaver=settings.weaver,
+            weaver_secret=self._weaver_secret,
+            state_dir=str(_short(self._folder / "gateway")),
+        )
+
+    def _weaver_arguments(self) -> Sequence[str]:
+        settings = self.settings
+        return [
+            *("--state", str(_short(self._folder / "weaver"))),
+            *("--listen", f"{bracketed(self.address)}:{settings.weaver_port}"),
+            *("--advertise", settings.first.service),
+            *("--secret-file", str(self._weaver_secret)),
+            "--exit-with-parent",
+        ]
 
 
 def _short(folder: Path) -> Path:

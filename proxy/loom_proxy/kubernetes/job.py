@@ -15,7 +15,7 @@ from loom.token_file import digest
 from loom_proxy.code_sync.folders import SyncResult
 from loom_proxy.kubernetes import kubetorch_names
 from loom_proxy.kubernetes.deployment import PodMesh, pods_shown
-from loom_proxy.kubernetes.network_policy import PortPolicies
+from loom_proxy.kubernetes.network_policy import SERVING, PortPolicies
 from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 from loom_proxy.kubernetes.rollout import PodStart, look_after_pods
 from loom_proxy.kubernetes.service_lookup import gateway_url, token_for
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
 
 
 class KubernetesJob(LaunchedJob):
-    """A job in Kubernetes: pods with a worker each, one of which has the gateway, and a session on them.
+    """A job in Kubernetes: pods with a worker and a gateway each, and a session on them.
 
     Give ``compute`` to deploy pods, ``selector`` to use pods that run Kubetorch's server already, and ``meshes``
     for several meshes. Nothing happens before `apply`, `state` or ``with``. Afterwards this object has all
@@ -47,17 +47,17 @@ class KubernetesJob(LaunchedJob):
         sync_dirs: folders to ship to every host with `Job.sync`.
         transport: ``"websocket"`` or ``"http"``, see `loom.connect`; None tries both.
         meshes: several named meshes, each a ``kubetorch.Compute`` or a selector; ``state()`` has them by name. The
-            gateway is in a pod of the first.
+            gateways and the sessions are in the pods of the first.
         service: DNS name, in the namespace, of the headless service of selected pods; default
             ``NAME-headless``. With several meshes a mapping from the mesh's name.
         session: name of a living session to attach to, see `loom.connect`.
-        token: token of the gateway; default one that is made and kept for this user.
+        token: token of the gateways; default one that is made and kept for this user.
         session_linger: seconds that a session lives on when nothing goes on in it.
         session_max: seconds that a session lives at most, whatever goes on in it; 0: any time.
         persist: keep the session without a client until it is closed, see `loom.connect`.
         stream_logs: whether Kubetorch prints the pods' output while it deploys them; None as it is configured.
         launch_timeout: seconds that the pods have to become ready.
-        injectable: whether failures may be injected into the pods' processes and the gateway (`loom.chaos`). The
+        injectable: whether failures may be injected into the pods' processes and the gateways (`loom.chaos`). The
             pods are then deployed with ``LOOM_INJECTABLE=1`` and the capability NET_ADMIN, which faults of a
             network need.
         network_policy: whether to close the pods' ports that ask for no token, by a NetworkPolicy that goes with
@@ -137,12 +137,12 @@ class KubernetesJob(LaunchedJob):
 
     @property
     def name(self) -> str:
-        """Name of the service that Kubetorch deploys for the first mesh, which has the gateway."""
+        """Name of the service that Kubetorch deploys for the first mesh, whose pods have the gateways."""
         return self._meshes[0].service_name
 
     @property
     def service_url(self) -> str:
-        """The gateway's URL for `loom.connect`, by way of Kubetorch's nginx.
+        """The gateways' URL for `loom.connect`, by way of Kubetorch's nginx, which leads to any of them.
 
         The URL is ``ws://…`` or ``wss://…`` if Kubetorch knows nginx's address, from ``KT_API_URL`` or within the
         cluster; else ``kube://…``, for which `loom.connect` forwards a port, as Kubetorch does for itself.
@@ -151,7 +151,7 @@ class KubernetesJob(LaunchedJob):
 
     @property
     def token(self) -> str:
-        """The token of the gateway, for other programs that join the session."""
+        """The token of the gateways, for other programs that join the session."""
         if self._token is None:
             self._token = token_for(self.namespace, self.name)
         return self._token
@@ -222,7 +222,7 @@ class KubernetesJob(LaunchedJob):
         }
 
     def kill(self) -> None:
-        """End the session, the workers and the gateway, and remove the pods, unless they were selected by labels.
+        """End the session, the workers and the gateways, and remove the pods, unless they were selected by labels.
 
         Raises:
             DeploymentFailed: Kubetorch cannot remove some pods, or is not reached for a minute. Call `kill` again.
@@ -247,9 +247,9 @@ class KubernetesJob(LaunchedJob):
 
 
 def _check_port(port: int, pods: Iterable[Any]) -> None:
-    """Check that neither the worker's nor the keeper's port, before it, is the gateway's or Kubetorch's."""
+    """Check that neither the worker's nor the keeper's port, before it, is another program's of a pod."""
     taken = {kubetorch_names.server_port_of(of): "Kubetorch's server" for of in pods}
-    taken[GATEWAY_PORT] = "the gateway"
+    taken |= SERVING
     for one in (port, port - 1):
         if one in taken:
             raise WrongArguments(f"monarch_port is {port}: port {one} of a pod is for {taken[one]}; choose another")

@@ -19,6 +19,9 @@ from loom_proxy.kubernetes.port_forward import GATEWAY_PORT
 
 logger = logging.getLogger(__name__)
 
+SERVING = dict(enumerate(("the gateway", "the weaver", "the session host", "other gateways"), GATEWAY_PORT))
+"""What the ports of a pod that serves clients are for."""
+
 EPHEMERAL = 32768
 """The first port that Linux gives to who asks for none: Monarch's processes, drivers, the weaver."""
 
@@ -43,8 +46,8 @@ class PortPolicies:
 
     @property
     def closed(self) -> list[int]:
-        """The ports below `EPHEMERAL` that are only for the job: Monarch's, the keeper's and the gateway's."""
-        return sorted({self._port, self._port - 1, GATEWAY_PORT})
+        """The ports below `EPHEMERAL` that are only for the job: Monarch's, the keeper's and those of `SERVING`."""
+        return sorted({self._port, self._port - 1, *SERVING})
 
     def apply(self) -> None:
         """Apply the policies. If that cannot be done, a warning names the open ports, and the missing right."""

@@ -16,12 +16,13 @@ from loom.process.child import ProcessState
 from loom.process.threads import keep_going
 from loom_proxy.job import Job
 from loom_proxy.kubernetes.deployment import NotLoaded, PodMesh, PodState
+from loom_proxy.session.events import Event
 
 logger = logging.getLogger(__name__)
 
 ASK_EVERY = 1.0  # seconds between two requests to the pods
 MOST_AGAIN = 2  # the number of times that a mesh may be deployed again
-PATIENCE = 30.0  # seconds that a lost host has to come back by itself, as it does if its pod has the class
+PATIENCE = 30.0  # seconds that what is lost has to come back by itself, as it does if its pod has the class
 
 # Seconds for which all pods of a mesh are ready, but one has not loaded its class, before they are deployed again;
 # twice as many before the second time. Kubetorch loads it once in each deployment, and a pod in which that failed
@@ -38,7 +39,7 @@ class PodStart:
     """The start of a job's deployed pods.
 
     Args:
-        meshes: meshes of the job; a pod of the first has the gateway.
+        meshes: meshes of the job; the pods of the first have the gateways.
         timeout: seconds from now until a pod that cannot be used is an error.
         deploy: deploys a mesh again, without ending workers and gateways that run already.
         stopped: whether the job was closed, which ends the wait.
@@ -55,10 +56,10 @@ class PodStart:
         self._deploy = deploy
         self._stopped = stopped
         self._meshes = [_MeshStart(mesh) for mesh in meshes]
-        self.doing = "starting the workers and the gateway"  # the current step, for the progress display
+        self.doing = "starting the workers and the gateways"  # the current step, for the progress display
 
     def wait(self) -> None:
-        """Wait until the workers of all pods and the gateway listen; see `KubernetesJob.apply` for the errors."""
+        """Wait until the workers and the gateways of all pods listen; see `KubernetesJob.apply` for the errors."""
         first = self._meshes[0].mesh
         while not self._stopped():
             status, problem = self._look()
@@ -178,24 +179,33 @@ def look_after_pods(job: Job, start: Callable[[], PodStart]) -> threading.Thread
 
 def _look_after(job: Job, start: Callable[[], PodStart]) -> None:
     for event in job.events():
-        if event.name != "host_lost" or not _is_host_lost(job):
+        if event.name not in _ENDS or not _lost(job):
             continue
-        if job._connection.ended.wait(PATIENCE) or not _is_host_lost(job):
+        if job._connection.ended.wait(PATIENCE) or not _lost(job):
             continue
         try:
             start().wait()
         except LoomError as error:
-            logger.warning("%s is lost, and does not come back: %s", event.details["address"], error)
+            logger.warning("%s is lost, and does not come back: %s", _what(event), error)
 
 
-def _is_host_lost(job: Job) -> bool:
+_ENDS = {"host_lost": "host_back", "disconnected": "resumed"}
+"""Events of losses, and those of their ends. A client is also disconnected if its session's pod is lost."""
+
+
+def _what(event: Event) -> str:
+    return str(event.details.get("address", "the connection to the session"))
+
+
+def _lost(job: Job) -> set[object]:
+    """Return the hosts that are lost now, and None if the connection is."""
     lost = set()
     for event in job.events(timeout=0):
-        if event.name == "host_lost":
-            lost.add(event.details["host"])
-        elif event.name == "host_back":
-            lost.discard(event.details["host"])
-    return bool(lost)
+        if event.name in _ENDS:
+            lost.add(event.details.get("host"))
+        elif event.name in _ENDS.values():
+            lost.discard(event.details.get("host"))
+    return lost
 
 
 def what_is_wrong(status: Mapping[str, Any], expected: int) -> str:
@@ -210,7 +220,7 @@ def what_is_wrong(status: Mapping[str, Any], expected: int) -> str:
     if len(pods) < expected:
         wrong.append(f"{len(pods)} of {expected} pods answer: {', '.join(pod['name'] for pod in pods) or 'none'}")
     if not wrong and status["gateway"] is None:
-        wrong.append("no pod has the gateway yet")
+        wrong.append("no gateway listens yet")
     return "; ".join(wrong)
 
 

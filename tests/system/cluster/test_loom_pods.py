@@ -1,4 +1,4 @@
-"""The pods of a job: deployed again, without their gateway, with workers that restart, and not deployed at all."""
+"""The pods of a job: deployed again, killed under sessions, with workers that restart, and not deployed at all."""
 
 from __future__ import annotations
 
@@ -54,21 +54,33 @@ def test_a_job_that_is_applied_again_keeps_its_workers_its_gateway_and_its_sessi
     assert run.until("again")["same"]
     gateways = run.until("gateways")
     assert gateways["before"] == gateways["after"] is not None
+    assert run.until("changed")["same"]
     run.until("still")
     run.until("closed")
     assert gone(cluster, "loom")
 
 
-@pytest.mark.parametrize("run", ["gateway_lost"], indirect=True)
-def test_another_pod_takes_the_gateway_when_its_pod_is_lost(run: Program, cluster: OneMachineCluster) -> None:
-    had = run.until("has_gateway")["address"]
+@pytest.mark.guarantees(
+    "nothing lost",
+    "A pod of a `KubernetesJob` that is killed ends its own sessions only: calls of the others that went through "
+    "it are answered once, and their replicas come to the weaver of another pod",
+)
+@pytest.mark.parametrize("run", ["pod_lost"], indirect=True)
+def test_a_pod_that_is_killed_ends_its_own_sessions_only(run: Program, cluster: OneMachineCluster) -> None:
+    sessions = run.until("sessions")["pods"]
+    assert len(set(sessions)) == 3
+    had = run.until("weaver")["address"]
     cluster.kill_pod(next(pod.name for pod in cluster.pods("loom") if pod.address == had))
     run.go_on()
 
+    assert run.until("gone")["error"] is not None
+    called = run.until("called")
+    assert called["errors"] == []
+    assert called["right"] == [True, True], "no call is lost or made twice"
+    assert called["disconnected"] > 0, "no client was connected through the pod"
     new = run.until("new")
-
     assert new["hosts"] == 3
-    assert new["address"] not in (None, had)
+    assert new["weaver"] not in (None, had)
     run.until("closed")
 
 
@@ -227,6 +239,6 @@ def test_what_runs_in_the_pods_of_an_injectable_job_can_be_struck(run: Program, 
     kept = run.until("pod")
     assert kept["evidence"] == {}
     assert "Add the kustomize component images/kubernetes/chaos" in kept["reason"]
-    assert run.until("killed")["state"] == "gone"
+    assert "is no process of this gateway's: kill it there" in run.until("refused")["text"]
     run.until("closed")
     assert gone(cluster, "loom")

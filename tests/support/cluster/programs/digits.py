@@ -56,10 +56,10 @@ def opened(how):
     return loom.KubernetesJob(compute=kt.Compute(cpus=1, replicas=3, launch_timeout=PATIENCE))
 
 
-def gateway_of(job):
-    """The address of the pod that has the gateway, if it is one of the workers' pods."""
+def needed_by(job):
+    """The addresses of the pods that have the session and the weaver, if they are pods with workers."""
     meshes = getattr(job, "_meshes", ())
-    return meshes[0].status()["gateway"] if meshes else None
+    return [meshes[0].status()["weaver"], job.run(lambda: os.environ["POD_IP"])] if meshes else []
 
 
 def demo(job):
@@ -110,7 +110,7 @@ def training(job):
 def main(how):
     with opened(how) as job:
         hosts, meshes = job.hosts.extent.nelements, sorted(vars(job.state()))
-        about = {"hosts": hosts, "meshes": meshes, "transport": job.transport, "gateway": gateway_of(job)}
+        about = {"hosts": hosts, "meshes": meshes, "transport": job.transport, "needed": needed_by(job)}
         say("open", session=job.session, **about)
         try:
             demo(job)

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import logging
+import os
 import sys
+import threading
 import time
 
 import kubetorch as kt
@@ -13,6 +15,8 @@ import loom
 BOUND = 120.0
 TWICE_AGAIN = 300.0  # seconds for two deployments of a pod without its class: a busy machine may need both
 IMAGE = kt.Image(image_id="local")
+CLIENTS = 4
+"""Clients of one session at once."""
 
 
 def say(event, **about):
@@ -30,7 +34,7 @@ def status(job):
 
 
 def again():
-    """A job is applied twice, by two programs as it were; the workers, the gateway and the session stay."""
+    """A job is applied again, by other programs as it were; the workers and the session stay."""
     with a_job() as job:
         before = status(job)
         with a_job() as second:
@@ -38,6 +42,9 @@ def again():
             pids = [[pod["worker"]["pid"] for pod in found["pods"]] for found in (before, after)]
             say("again", same=pids[0] == pids[1])
             say("gateways", before=before["gateway"], after=after["gateway"])
+        with a_job(session_linger=1800.0) as third:
+            after = status(third)
+            say("changed", same=pids[0] == [pod["worker"]["pid"] for pod in after["pods"]])
         job.hosts.spawn_procs().initialized.get(BOUND)
         say("still")
     say("closed")
@@ -68,25 +75,122 @@ def detached():
     say("closed")
 
 
-def gateway_lost():
-    """The pod that has the gateway is killed; another takes it, for new sessions."""
-    job = a_job(replicas=3).apply()
-    say("has_gateway", address=status(job)["gateway"])
-    sys.stdin.readline()  # it is killed
-    with contextlib.suppress(loom.LoomError):
-        job.hosts.spawn_procs().initialized.get(BOUND)
+class Trained(Counter):
+    """Counts, and reports to the weaver as a training process does."""
+
+    @loom.endpoint
+    def train(self, name):
+        from loom.threadlet import Threadlet
+
+        self.threadlet = Threadlet(name)
+        with self.threadlet.step(0):
+            pass
+
+    @loom.endpoint
+    def where(self):
+        return os.environ["POD_IP"]
+
+
+class Calls:
+    """Calls of one session's counter, on its own pod, by several clients with connections of their own."""
+
+    def __init__(self, job, pod, host, name):
+        self.job, self.name = job, name
+        counter = job.hosts.slice(hosts=host).spawn_procs().spawn(name, Trained)
+        assert counter.where.call_one().get(BOUND) == pod
+        counter.train.call_one(name).get(BOUND)
+        self.answers, self.errors, self.disconnected = [], [], 0
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._call) for _ in range(CLIENTS)]
+
+    def begin(self):
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self):
+        try:
+            with loom.connect(self.job.url, self.job.token, self.job.session, mode="call") as client:
+                counter = client.meshes[self.name]
+                while not self._over.wait(0.02):
+                    self.answers.append(counter.add.call_one(1).get(BOUND))
+                self.disconnected += sum(event.name == "disconnected" for event in client.events(timeout=0))
+        except Exception as error:  # noqa: BLE001 - it is told
+            self.errors.append(repr(error))
+
+    def end(self):
+        self._over.set()
+        for thread in self._threads:
+            thread.join(BOUND)
+
+
+def until(what, is_true):
     deadline = time.monotonic() + BOUND
-    while time.monotonic() < deadline:
-        with contextlib.suppress(Exception):
-            found = status(job)
-            if found["gateway"] and len(found["pods"]) == 3:
-                break
-        time.sleep(0.5)
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def pod_lost():
+    """Three sessions on three pods. One pod, which has the weaver too, is killed while they are called."""
+    job = a_job(replicas=3).apply()
+    jobs = [job, *(loom.connect(job.url, job.token) for _ in range(2))]
+    found = status(job)
+    hosts = [pod["address"] for pod in found["pods"]]
+    lost = found["weaver"]
+    pods = [one.run(lambda: os.environ["POD_IP"]) for one in jobs]
+    say("sessions", pods=pods)
+    living = [
+        Calls(one, pod, hosts.index(pod), f"calls_{number}")
+        for number, (one, pod) in enumerate(zip(jobs, pods, strict=True))
+        if pod != lost
+    ]
+    (gone,) = (one for one, pod in zip(jobs, pods, strict=True) if pod == lost)
+    for calls in living:
+        calls.begin()
+
+    def have_gone_on(answers):
+        assert not [error for calls in living for error in calls.errors], [calls.errors for calls in living]
+        return all(len(calls.answers) > more + 20 for calls, more in zip(living, answers, strict=True))
+
+    until("all are called", lambda: have_gone_on([0, 0]))
+    until("all replicas report", lambda: len(replicas_of(living[0].job)) == len(living))
+    say("weaver", address=lost)
+    sys.stdin.readline()  # it is killed
+    try:
+        gone.run(lambda: None)
+        say("gone", error=None)
+    except loom.LoomError as error:
+        say("gone", error=type(error).__name__, text=str(error))
+    until("another pod has the weaver", lambda: weaver_of(job) not in (None, lost))
+    until("the replicas have come to it", lambda: replicas_of(living[0].job) == {calls.name for calls in living})
+    before = [len(calls.answers) for calls in living]
+    until("the calls go on", lambda: have_gone_on(before))
+    for calls in living:
+        calls.end()
+    say(
+        "called",
+        errors=[error for calls in living for error in calls.errors],
+        right=[sorted(calls.answers) == list(range(1, len(calls.answers) + 1)) for calls in living],
+        disconnected=sum(calls.disconnected for calls in living),
+    )
+    until("the pod is back", lambda: len(status(job)["pods"]) == 3)
     with a_job(replicas=3) as new:
-        say("new", hosts=new.hosts.extent.nelements, address=status(new)["gateway"])
+        say("new", hosts=new.hosts.extent.nelements, weaver=weaver_of(job))
         new.hosts.spawn_procs().initialized.get(BOUND)
     job.kill()
     say("closed")
+
+
+def replicas_of(job):
+    with contextlib.suppress(loom.LoomError):  # the weaver is away
+        return set(job.weaver.replicas())
+    return set()
+
+
+def weaver_of(job):
+    with contextlib.suppress(Exception):  # Kubetorch's own, when it asks the pod that is gone
+        return status(job)["weaver"]
+    return None
 
 
 def restarted():
@@ -125,7 +229,8 @@ def one_back_without_its_class():
     """The same, with a pod that is lost and replaced while the job is open."""
     with warnings_said(), a_job(name="unlucky", env_vars={"PYTHONPATH": sys.argv[2]}) as job:
         found = status(job)
-        others = [pod for pod in found["pods"] if not pod["gateway"]]
+        here = job.run(lambda: os.environ["POD_IP"])
+        others = [pod for pod in found["pods"] if pod["address"] != here]
         say("open", others=[pod["name"] for pod in others], workers=[pod["worker"] for pod in found["pods"]])
         before = [pod["worker"]["address"] for pod in others]
         events = []
@@ -173,7 +278,10 @@ def injectable():
 
         say("cut", **struck("loss", "second", duration=1.0, params={"percent": 1}))
         say("pod", **struck("lost_host", "second"))
-        say("killed", **job.weaver.inject("dead_weaver", "*").evidence[""])
+        try:
+            job.weaver.inject("dead_weaver", "*")
+        except loom.LoomError as error:
+            say("refused", text=str(error))
     say("closed")
 
 

@@ -153,7 +153,6 @@ AWAITED = {
     "driver/monarch/endpoint_errors.py": "Monarch waits for it",
     "driver/weaver_link.py": "the processes that start wait for it",
     "chaos/runs.py": "the end of the gateway waits for it",
-    "pod/forwarding.py": "the forwarded connection is closed with it",
     "relay/http_tunnel.py": "the tunnel is closed with it",
     "relay/endpoint.py": "the relayed connection waits for it",
     "rest/sessions.py": "the request waits for it",

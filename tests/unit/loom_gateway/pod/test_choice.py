@@ -1,4 +1,4 @@
-"""Which pod has the gateway."""
+"""Which pod has the weaver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loom_gateway.pod.supervisor import choose
 PODS = ["a", "b", "c"]
 
 
-def test_the_first_pod_has_the_gateway_once_all_are_known() -> None:
+def test_the_first_pod_has_the_weaver_once_all_are_known() -> None:
     assert choose(PODS, 3, {"a", "b", "c"}, set(), patient=True) == "a"
     assert choose(["a", "b"], 3, {"a", "b"}, set(), patient=True) is None
     assert choose(PODS, 3, {"b", "c"}, set(), patient=True) is None

@@ -21,8 +21,8 @@ def test_settings_are_kept_for_the_next_keeper(tmp_path: Path) -> None:
     assert (tmp_path / "pod").stat().st_mode & 0o077 == 0
 
 
-def test_only_pods_of_the_first_mesh_may_have_the_gateway() -> None:
-    assert not SETTINGS.may_have_gateway
+def test_only_pods_of_the_first_mesh_serve_clients() -> None:
+    assert not SETTINGS.serves
     assert SETTINGS.first.mesh == "workers"
 
 

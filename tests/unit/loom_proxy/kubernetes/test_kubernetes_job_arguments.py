@@ -42,7 +42,8 @@ def test_exactly_one_source_of_pods_is_needed(given: dict[str, Any]) -> None:
         ({"selector": {"app": "mine"}, "name": "My Job"}, "'My Job' cannot name a job in Kubernetes"),
         ({"selector": {"app": "mine"}, "monarch_port": 0}, "monarch_port is 0"),
         ({"selector": {"app": "mine"}, "monarch_port": 32300}, "port 32300 of a pod is for Kubetorch's server"),
-        ({"selector": {"app": "mine"}, "monarch_port": 8471}, "port 8470 of a pod is for the gateway"),
+        ({"selector": {"app": "mine"}, "monarch_port": 8470}, "port 8470 of a pod is for the gateway"),
+        ({"selector": {"app": "mine"}, "monarch_port": 8474}, "port 8473 of a pod is for other gateways"),
         (
             {"selector": {"app": "mine"}, "injectable": True},
             "those of workers run already: deploy them with LOOM_INJ",
@@ -125,7 +126,7 @@ def test_an_address_of_nginx_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, g
     assert job.service_url == f"{scheme}://kt.example/prefix/ours/mine:8470"
 
 
-def test_the_most_that_a_session_lives_reaches_the_gateway(tmp_path: Path) -> None:
+def test_the_most_that_a_session_lives_reaches_the_session_hosts(tmp_path: Path) -> None:
     job = loom.KubernetesJob(compute=kt.Compute(cpus=1), session_max=7200)
 
     args = job._init_args(job._meshes[0])
@@ -133,7 +134,7 @@ def test_the_most_that_a_session_lives_reaches_the_gateway(tmp_path: Path) -> No
     assert args["session_max"] == 7200
     assert set(args) <= set(inspect.signature(LoomPod).parameters)
     settings = PodSettings("workers", (MeshPods("workers", "w", 2),), "digest", session_max=args["session_max"])
-    arguments = list(PodSupervisor(settings, tmp_path, "127.0.0.1", "pod-0")._gateway_arguments())
+    arguments = list(PodSupervisor(settings, tmp_path, "127.0.0.1", "pod-0").session_host._arguments())
     assert float(arguments[arguments.index("--session-max") + 1]) == 7200
 
 

@@ -93,17 +93,17 @@ def test_the_policies_are_valid_and_select_the_pods_of_each_mesh() -> None:
 
 @pytest.mark.guarantees(
     "ports",
-    "A `KubernetesJob` closes 26600, 26599, 8470 and the ephemeral ports to all but its pods, and leaves "
-    "the others open",
+    "A `KubernetesJob` closes 26600, 26599, 8470 to 8473 and the ephemeral ports to all but its pods, and "
+    "leaves the others open",
 )
-@pytest.mark.parametrize("port", [26600, 26599, 8470, 32768, 43210, 65535])
+@pytest.mark.parametrize("port", [26600, 26599, 8470, 8471, 8472, 8473, 32768, 43210, 65535])
 def test_what_asks_for_no_token_is_for_the_jobs_pods_only(port: int) -> None:
     for manifest in policies().manifests():
         assert opens(manifest, port, app="mine")
         assert not opens(manifest, port, app="other")
 
 
-@pytest.mark.parametrize("port", [1, 80, 8469, 8471, 26598, 26601, 32300, 32767])
+@pytest.mark.parametrize("port", [1, 80, 8469, 8474, 26598, 26601, 32300, 32767])
 def test_all_other_ports_stay_open(port: int) -> None:
     for manifest in policies().manifests():
         assert opens(manifest, port, app="other")
@@ -144,7 +144,10 @@ def test_a_warning_names_the_right_that_is_missing(kubectl: Kubectl, caplog: pyt
 
     policies().apply()
 
-    assert "the ports 8470, 26599, 26600 and those from 32768 on of this job's pods are open" in caplog.text
+    assert (
+        "the ports 8470, 8471, 8472, 8473, 26599, 26600 and those from 32768 on of this job's pods are open"
+        in caplog.text
+    )
     assert "the right to create networkpolicies of networking.k8s.io in the namespace ml is missing" in caplog.text
     assert "a Role with the verbs get, create, patch and delete of networkpolicies in ml" in caplog.text
 

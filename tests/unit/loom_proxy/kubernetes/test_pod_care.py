@@ -81,6 +81,20 @@ def test_a_host_that_does_not_come_back_is_looked_after(job: OpenJob, monkeypatc
     end(job, care)
 
 
+def test_the_pod_of_the_session_is_looked_after(job: OpenJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_care, "PATIENCE", 0.05)
+    job.log.add(Event("disconnected", {"url": "ws://here"}))
+    job.log.add(Event("resumed", {"seconds": 0.1}))
+    starts = Starts()
+    care = look_after(job, starts)
+
+    job.log.add(Event("disconnected", {"url": "ws://here"}))  # and not back
+
+    assert starts.begun.acquire(timeout=BOUND)
+    end(job, care)
+    assert starts.count == 1
+
+
 def test_hosts_that_come_back_by_themselves_are_left_alone(job: OpenJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_care, "PATIENCE", 0.05)
     for host in (1, 2):

@@ -155,7 +155,7 @@ def test_a_pod_that_stays_without_its_class_is_deployed_again(
     assert len(caplog.records) == deployments
     assert "deploying me-workers again (1 of at most 2 times): one of the pods" in caplog.text
     assert "has not loaded LoomPod yet: Server is loading the callable" in caplog.text
-    assert start.doing == "starting the workers and the gateway"
+    assert start.doing == "starting the workers and the gateways"
 
 
 class Clock:

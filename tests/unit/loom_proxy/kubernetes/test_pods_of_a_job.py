@@ -1,4 +1,4 @@
-"""What a job on a `kt.Compute` asks Kubetorch for, and what its pods are told: the workers of one gateway.
+"""What a job on a `kt.Compute` asks Kubetorch for, and what its pods are told: the workers of their sessions.
 
 Kubetorch's client is real; nothing is deployed.
 """
@@ -28,7 +28,7 @@ def supervisor(job: KubernetesJob, folder: Path) -> PodSupervisor:
 
 
 def sources(job: KubernetesJob, folder: Path) -> list[str]:
-    arguments = list(supervisor(job, folder)._gateway_arguments())
+    arguments = list(supervisor(job, folder).session_host._arguments())
     return [arguments[number + 1] for number, one in enumerate(arguments) if one == "--workers"]
 
 
@@ -55,7 +55,7 @@ def test_a_compute_gets_a_headless_service_by_a_local_distribution() -> None:
     assert mesh.headless == f"{mesh.service_name}-headless"
 
 
-def test_the_gateway_of_a_job_has_the_workers_of_all_its_pods_as_one_mesh(tmp_path: Path) -> None:
+def test_sessions_of_a_job_have_the_workers_of_all_its_pods_as_one_mesh(tmp_path: Path) -> None:
     job = loom.KubernetesJob(
         compute=kt.Compute(cpus=1, replicas=3, namespace="ours"), namespace="ours", name="mine"
     )
@@ -76,7 +76,7 @@ def test_each_pod_has_a_worker_at_its_own_address_and_the_jobs_port(tmp_path: Pa
     assert "tcp://10.0.0.7:26600" in list(worker._arguments())
 
 
-def test_several_meshes_keep_their_names_in_the_gateway(tmp_path: Path) -> None:
+def test_several_meshes_keep_their_names_in_the_sessions(tmp_path: Path) -> None:
     computes = {"trainers": kt.Compute(cpus=1, replicas=2), "loaders": kt.Compute(cpus=1)}
     job = loom.KubernetesJob(meshes=computes)
 
