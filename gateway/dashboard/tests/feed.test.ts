@@ -123,6 +123,22 @@ describe('a frame', () => {
   });
 });
 
+describe('what can wait', () => {
+  it('is done together with the next change, or soon without one', () => {
+    take(snapshot({}));
+    const done: string[] = [];
+    store.later(() => done.push('first'));
+    vi.advanceTimersByTime(10);
+    expect(done).toEqual([]);
+    store.handleWebSocketMessage({ type: 'event', event: event(1, 'stalled', null) });
+    vi.advanceTimersByTime(200);
+    expect(done).toEqual(['first']);
+    store.later(() => done.push('second'));
+    vi.advanceTimersByTime(2000);
+    expect(done).toEqual(['first', 'second']);
+  });
+});
+
 describe('replicas', () => {
   it('come with numbers of their own', () => {
     take(numbered, { type: 'event', event: event(1, 'registered', 'd'), info: replica('d', { step: 4 }), number: 900 });
@@ -355,4 +371,23 @@ it('ten thousand acknowledgements are told to components some times a second', (
   expect([run.phase, run.applied.size, run.pending.size, run.undo.size]).toEqual(['done', 10_000, 0, 1]);
   expect(store.replica('r9999')!.config).toEqual({ rate: 2 });
   expect(store.events.length).toBeLessThanOrEqual(2000);
+});
+
+it.each([
+  ['some', 10, 4],
+  ['thousands of', 2000, 1],
+])('components with the figures of %s replicas are told of them as often as fits', (_, count, times) => {
+  const ids = Array.from({ length: count }, (_each, at) => `r${at}`);
+  take(snapshot({ replicas: ids.map((id) => replica(id)) }));
+  const rate = (): number | null => store.jobs[0]?.rate ?? null;
+  const seen = new Set<number | null>();
+  vi.advanceTimersByTime(2000);
+  for (let at = 1; at <= 4; at += 1) {
+    store.handleWebSocketMessage({ type: 'delta', aggregates: { train: aggregate({ rate: at }) } });
+    vi.advanceTimersByTime(150);
+    seen.add(rate());
+  }
+  expect(seen.size).toBe(times);
+  vi.advanceTimersByTime(1000);
+  expect(rate()).toBe(4);
 });

@@ -19,6 +19,7 @@ import {
   stepAt,
   withLive,
 } from '../src/lib/sections';
+import { keptParts, steady } from '../src/lib/sets';
 import type { CurveSection, RunDetails, RunMark } from '../src/lib/types';
 import { meaningOf, sliderPlace, sliderValue } from '../src/lib/values';
 
@@ -34,6 +35,23 @@ function section(begin: number, steps: (number | null)[], values: (number | null
 }
 
 const points = (times: number[], values: number[]) => ({ times: Float64Array.from(times), values: Float64Array.from(values) });
+
+describe('what is loaded again', () => {
+  it('has the parts that are as they were, as the same objects', () => {
+    const known = { timeline: [{ time: 1 }], members: [{ step: 1 }], step: 1 };
+    const made = keptParts(known, { timeline: [{ time: 1 }], members: [{ step: 2 }], step: 2 });
+    expect(made).toEqual({ timeline: [{ time: 1 }], members: [{ step: 2 }], step: 2 });
+    expect(made.timeline).toBe(known.timeline);
+    expect(keptParts(null, known)).toBe(known);
+  });
+
+  it('is the same list as long as it has the same things', () => {
+    const same = steady<string>();
+    const first = same(['a', 'b']);
+    expect(same(['a', 'b'])).toBe(first);
+    expect(same(['b'])).toEqual(['b']);
+  });
+});
 
 describe('sections of a run', () => {
   it('are lines over steps, in which what was made again is told apart', () => {

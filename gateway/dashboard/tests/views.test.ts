@@ -177,7 +177,7 @@ describe('a row of the table of replicas', () => {
       class extends NoObserver {
         constructor(seen: (entries: object[]) => void) {
           super();
-          tell.push((top, bottom) => seen([{ boundingClientRect: { top: 0 }, intersectionRect: { top, bottom } }]));
+          tell.push((top, bottom) => seen([{ isIntersecting: bottom > top, boundingClientRect: { top: 0 }, intersectionRect: { top, bottom } }]));
         }
       },
     );
@@ -204,6 +204,13 @@ describe('a row of the table of replicas', () => {
     expect(stepAfter(() => report(103))).toBe('102');
     expect(stepAfter(() => sight(0, 100))).toBe('103');
     expect(stepAfter(() => report(104))).toBe('104');
+    const needs = vi.spyOn(store, 'need');
+    expect(stepAfter(() => sight(0, 0))).toBe('104');
+    store.now += 8;
+    expect(stepAfter(() => report(105))).toBe('104');
+    expect(needs).not.toHaveBeenCalled();
+    expect(stepAfter(() => sight(0, 100))).toBe('105');
+    expect(needs.mock.calls.flatMap(([need]) => need.rows)).toContain('train_0@s1');
   });
 });
 

@@ -18,6 +18,20 @@ export function toggled<T>(things: ReadonlySet<T>, some: readonly T[]): Set<T> {
   return changed;
 }
 
+/** Return what gives the list before as long as a new one has the same things: who reads it sees no change. */
+export function steady<T>(): (fresh: readonly T[]) => readonly T[] {
+  let known: readonly T[] = [];
+  return (fresh) => (known = sameThings(fresh, known) ? known : fresh);
+}
+
+/** Return an object with those parts of a known one that are equal in both: what reads only these sees no change. */
+export function keptParts<T extends object>(known: T | null, fresh: T): T {
+  if (known === null) return fresh;
+  const made = { ...fresh };
+  for (const name in made) if (JSON.stringify(known[name]) === JSON.stringify(made[name])) made[name] = known[name];
+  return made;
+}
+
 /** Whether two lists have the same things in the same order. */
 export function sameThings<T>(one: readonly T[], other: readonly T[]): boolean {
   return one.length === other.length && one.every((each, at) => each === other[at]);

@@ -3,22 +3,24 @@
 const SETTLE = 20; // milliseconds in which messages that belong together come
 const EVERY = 100; // milliseconds between two times that components are told of a subject
 const HIDDEN = 1000; // as long as the page is hidden
+const LATER = 700; // for which something waits for a change: the gateway sends one every half a second
 
 export class Changes<Subject extends string> {
   #counts: Record<Subject, number>;
-  #every: Partial<Record<Subject, number>>;
+  #every: (subject: Subject) => number | undefined;
   #telling: () => void;
   #noted = new Set<Subject>();
   #told = new Map<Subject, number>();
+  #later: (() => void)[] = [];
   #timer: ReturnType<typeof setTimeout> | undefined;
   #due = Infinity;
 
   /**
    * @param subjects all subjects
-   * @param every milliseconds between two times for those that are costly to follow
+   * @param every returns the milliseconds between two times for those that are costly to follow
    * @param telling is called before components are told of changes
    */
-  constructor(subjects: readonly Subject[], every: Partial<Record<Subject, number>>, telling: () => void) {
+  constructor(subjects: readonly Subject[], every: (subject: Subject) => number | undefined, telling: () => void) {
     const counts = $state(Object.fromEntries(subjects.map((one) => [one, 0])) as Record<Subject, number>);
     this.#counts = counts;
     this.#every = every;
@@ -45,8 +47,15 @@ export class Changes<Subject extends string> {
     this.note(...subjects);
   }
 
+  /** Call a function when components are next told of a change, or soon. */
+  later(act: () => void): void {
+    this.#later.push(act);
+    const due = Date.now() + LATER;
+    if (due < this.#due) this.#schedule(due);
+  }
+
   #dueOf(subject: Subject): number {
-    return (this.#told.get(subject) ?? 0) + (this.#every[subject] ?? EVERY);
+    return (this.#told.get(subject) ?? 0) + (this.#every(subject) ?? EVERY);
   }
 
   #schedule(due: number): void {
@@ -61,6 +70,7 @@ export class Changes<Subject extends string> {
   #tell(): void {
     const now = Date.now();
     this.#telling();
+    this.#act();
     for (const one of this.#noted) {
       if (this.#dueOf(one) > now) continue;
       this.#noted.delete(one);
@@ -71,10 +81,15 @@ export class Changes<Subject extends string> {
     if (this.#noted.size) this.#schedule(Math.min(...[...this.#noted].map((one) => this.#dueOf(one))));
   }
 
+  #act(): void {
+    for (const act of this.#later.splice(0)) act();
+  }
+
   /** Tell components now of all that has changed. */
   flush(): void {
     clearTimeout(this.#timer);
     this.#due = Infinity;
+    this.#act();
     for (const one of this.#noted) this.#counts[one] += 1;
     this.#noted.clear();
   }

@@ -68,7 +68,8 @@ export class Jobs {
     this.#order = this.#counts = null;
   }
 
-  take(aggregates: Readonly<Record<string, Aggregate | null>>): void {
+  /** Take aggregates; return whether the number of replicas in a state has changed. */
+  take(aggregates: Readonly<Record<string, Aggregate | null>>): boolean {
     for (const [name, one] of Object.entries(aggregates)) {
       if (one === null) {
         this.#forget(name);
@@ -99,6 +100,7 @@ export class Jobs {
       if (job.states !== known?.states) this.#counts = null;
       if (!known || known.living > 0 !== job.living > 0) this.#order = null;
     }
+    return this.#counts === null;
   }
 
   /** Note each running job's loss and rate, at most once a second; return whether that was done. The others' curves have a gap. */
@@ -123,14 +125,16 @@ export class Jobs {
 
   /** The jobs with their goodput: living ones first, then by name. */
   list(goodput: readonly GoodputRecord[]): Job[] {
-    if (goodput !== this.#goodput) this.#account(goodput);
+    this.account(goodput);
     this.#order ??= [...this.#jobs.values()]
       .sort((one, other) => Number(other.living > 0) - Number(one.living > 0) || (one.name < other.name ? -1 : 1))
       .map((one) => one.name);
     return this.#order.map((one) => this.#jobs.get(one)!);
   }
 
-  #account(goodput: readonly GoodputRecord[]): void {
+  /** Give the jobs their goodput, unless they have it. */
+  account(goodput: readonly GoodputRecord[]): void {
+    if (goodput === this.#goodput) return;
     this.#goodput = goodput;
     this.#records = grouped(goodput, (one) => one.job);
     for (const [name, job] of this.#jobs) {

@@ -33,9 +33,13 @@ import { Steps } from './steps';
 import type { Need, Subscriptions } from './subscriptions';
 
 const SETTLED: ReadonlySet<string> = new Set(['running', 'paused', 'draining', 'stalled', 'recovering', 'failed', 'finished', 'registering']);
-const SUBJECTS = ['structure', 'states', 'reports', 'configs', 'jobs', 'devices', 'statuses', 'events', 'commands', 'live', 'runs'] as const;
+const SUBJECTS = ['structure', 'states', 'reports', 'configs', 'jobs', 'counts', 'devices', 'statuses', 'events', 'commands', 'live', 'runs'] as const;
+type Subject = (typeof SUBJECTS)[number];
 // With a command to ten thousand replicas, or while as many register, these change as often.
-const SELDOM = { structure: 250, configs: 1000, runs: 2000 };
+const SELDOM: Partial<Record<Subject, number>> = { structure: 250, configs: 1000, runs: 2000 };
+// Of many replicas each reports once a second, and some do at any time.
+const MANY = 1000;
+const OF_MANY: Partial<Record<Subject, number>> = { jobs: 950, reports: 950 };
 // Events after which the list of runs may be another.
 const OF_RUNS: ReadonlySet<string> = new Set(['run_began', 'run_ended', 'run_changed', 'registered', 'finished', 'failed']);
 
@@ -51,10 +55,14 @@ export abstract class Known {
   workers = $state.raw<WorkerInfo[]>([]);
   /** The current time by the weaver's clock, in seconds; it moves once a second. */
   now = $state(Date.now() / 1000);
-  /** The same in steps of ten seconds, the last one that has passed. */
-  readonly tens = $derived(Math.floor(this.now / 10) * 10);
+  /** The same in steps of ten seconds, the last one that has passed: no derived value, so that a second costs its readers nothing. */
+  tens = $state(tenOf(Date.now() / 1000));
 
-  protected readonly changes = new Changes(SUBJECTS, SELDOM, () => this.tick(0.9));
+  protected readonly changes = new Changes(
+    SUBJECTS,
+    (subject) => SELDOM[subject] ?? (this.held.map.size > MANY ? OF_MANY[subject] : undefined),
+    () => this.tick(0.9),
+  );
   protected readonly position = new Position();
   protected readonly log = new CommandLog();
   protected readonly held = new Replicas();
@@ -145,12 +153,13 @@ export abstract class Known {
 
   /** A job by its name. */
   job(name: string): Job | undefined {
-    void this.jobs;
+    this.changes.read('jobs');
+    this.#jobs.account(this.goodput);
     return this.#jobs.get(name);
   }
 
   readonly stateCounts: Map<ReplicaState, number> = $derived.by(() => {
-    this.changes.read('jobs');
+    this.changes.read('counts');
     return this.#jobs.states();
   });
 
@@ -202,11 +211,18 @@ export abstract class Known {
   /** Let the time pass, unless it has lately. */
   tick(least = 0): void {
     const now = this.clock();
-    if (Math.abs(now - this.now) >= least) this.now = now;
+    if (Math.abs(now - this.now) < least) return;
+    this.now = now;
+    this.tens = tenOf(now);
   }
 
   protected clock(): number {
     return Date.now() / 1000 + this.#offset;
+  }
+
+  /** Call a function together with the next change that components are told of, so that one frame shows both. */
+  later(act: () => void): void {
+    this.changes.later(act);
   }
 
   /** Tell components now of what has changed. */
@@ -277,7 +293,7 @@ export abstract class Known {
     for (const id in replicas) this.#changeReplica(id, replicas[id]!);
     if (message.forgotten && this.held.forget(message.forgotten)) this.changes.note('structure', 'states', 'configs');
     if (message.aggregates) {
-      this.#jobs.take(message.aggregates);
+      if (this.#jobs.take(message.aggregates)) this.changes.note('counts');
       this.subscriptions.came('aggregates');
       this.changes.note('jobs');
     }
@@ -389,6 +405,10 @@ export abstract class Known {
     this.log.clear();
     this.changes.noteAll(...SUBJECTS);
   }
+}
+
+function tenOf(time: number): number {
+  return Math.floor(time / 10) * 10;
 }
 
 /** Note how a replica has ended, or that it lives. */
