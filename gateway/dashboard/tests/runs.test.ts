@@ -1,4 +1,4 @@
-import { describe, expect, it } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 
 import { FilterError, parseFilter } from '../src/lib/runfilter';
 import { defaultColumns, figuresOf, groupRuns, linesOf, sortRuns, titleOf, trouble } from '../src/lib/runtable';
@@ -173,5 +173,44 @@ describe('a small curve', () => {
   it('is nothing with less than two points', () => {
     expect(sparkPath([section([1, null])], 30, 20)).toBe('');
     expect(sparkPath([], 30, 20)).toBe('');
+  });
+});
+
+describe('the small curve of a living run', () => {
+  afterEach(() => {
+    vi.useRealTimers();
+    vi.unstubAllGlobals();
+  });
+
+  it('goes on with what the list of runs tells, and is loaded again after a while, one of many at a time', async () => {
+    vi.useFakeTimers();
+    const asked: string[] = [];
+    vi.stubGlobal('fetch', (url: URL) => {
+      asked.push(url.pathname);
+      const section = { time: [1, 2], step: [1, 2], value: [3, 2], low: [3, 2], high: [3, 2] };
+      return Promise.resolve(new Response(JSON.stringify({ curves: [{ replica: null, sections: [section] }] })));
+    });
+    const { sparks } = await import('../src/lib/sparks.svelte');
+    const want = (step: number): void => {
+      for (const name of ['a', 'b', 'c']) sparks.want(run(name, { state: 'running', step, summary: { loss: [1.5, 1, 3, 99] } }));
+    };
+    const stepsOf = (name: string): unknown => sparks.of(`id-${name}`).sections?.at(-1)?.step;
+    want(2);
+    await vi.advanceTimersByTimeAsync(200);
+    expect(asked).toHaveLength(3);
+    want(9);
+    want(9);
+    want(4); // it began again
+    expect(stepsOf('a')).toEqual([1, 2, 9]);
+    expect(sparks.of('id-a').sections!.at(-1)!.value).toEqual([3, 2, 1.5]);
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(asked).toHaveLength(3);
+    want(10);
+    for (const loaded of [4, 5, 6]) {
+      await vi.advanceTimersByTimeAsync(2500);
+      expect(asked).toHaveLength(loaded);
+    }
+    await vi.advanceTimersByTimeAsync(2500);
+    expect(stepsOf('c')).toEqual([1, 2]);
   });
 });

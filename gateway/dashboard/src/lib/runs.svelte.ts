@@ -26,6 +26,7 @@ class Runs {
   #asking = false;
   #again = false;
   #upTo: number | null = null; // the changes of runs that the list has; null: it was not loaded
+  #loads = 0; // an answer that waits to be shown is not, once the runs are loaded again
   #watch = 0; // counts the times that the list was begun to be watched: an answer to an earlier one is not taken
 
   /** Keep the list as it is in the weaver until the returned function is called. Of archived runs only those are listed, if asked for. */
@@ -78,14 +79,19 @@ class Runs {
     const began = Date.now();
     const archived = this.#archived;
     const watch = this.#watch;
+    const load = (this.#loads += 1);
     const upTo = untrack(() => store.runChanges);
     try {
       const path = `runs?limit=${MOST}${archived ? '&archived=true' : ''}${state ? `&state=${state}` : ''}`;
       const { runs } = await store.gateway.request<{ runs: Run[] }>('GET', path);
       if (watch !== this.#watch) return;
-      if (archived === this.#archived) {
-        this.#take(runs, state !== undefined);
-        if (!state) this.#upTo = upTo;
+      if (archived === this.#archived && state)
+        store.later(() => {
+          if (load === this.#loads && archived === this.#archived) this.#take(runs, true);
+        });
+      else if (archived === this.#archived) {
+        this.#take(runs, false);
+        this.#upTo = upTo;
       }
       this.error = null;
     } catch (error) {

@@ -7,7 +7,10 @@ const EDGE = 2; // pixels around the curve
 export function sparkPath(sections: readonly CurveSection[], wide: number, high: number): string {
   let [left, right, low, top, points] = [Infinity, -Infinity, Infinity, -Infinity, 0];
   each(sections, (x, y) => {
-    [left, right, low, top] = [Math.min(left, x), Math.max(right, x), Math.min(low, y), Math.max(top, y)];
+    if (x < left) left = x;
+    if (x > right) right = x;
+    if (y < low) low = y;
+    if (y > top) top = y;
     points += 1;
   });
   if (points < 2) return '';
