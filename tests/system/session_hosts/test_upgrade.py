@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import urllib.error
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -58,10 +59,15 @@ class Working:
         return laptops
 
     def _steps(self, laptop: CountingLaptop) -> list[float]:
-        """The numbers that the weaver has of a laptop's counter."""
+        """The numbers that the weaver has of a laptop's counter; none while it is away, or knows of none."""
         replica = urllib.parse.quote(laptop.about["replica"], safe="")
         path = f"/api/v1/weaver/replicas/{replica}/metrics/n?points=20000"
-        return [value for _, _, value in self._hosted.rest(path)["points"]]
+        try:
+            return [value for _, _, value in self._hosted.rest(path)["points"]]
+        except urllib.error.HTTPError as error:
+            if error.code not in (404, 422, 503):
+                raise
+            return []
 
     def go_on(self, laptops: Sequence[CountingLaptop]) -> None:
         """Wait until the weaver has heard of later steps of each."""
