@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,8 @@ __all__ = ["Listed", "gateway_on", "listed"]
 
 ENDED_IN_TIME = 60.0
 
+WORKER = "-m", "loom_gateway.workers.host"
+
 
 class Listed:
     """Workers in a file, which this starts, ends and replaces."""
@@ -25,16 +27,20 @@ class Listed:
         self.path = path
         self._workers: list[tuple[str, subprocess.Popen[str]]] = []
 
-    def add(self, place: int | None = None, *options: str) -> None:
+    def add(self, place: int | None = None, *options: str, program: Sequence[str] = WORKER) -> None:
         """Start a worker, at the end or in the place of one."""
         (port,) = free_ports(1)
         address = f"tcp://127.0.0.1:{port}"
-        process = start("-m", "loom_gateway.workers.host", "--address", address, "--exit-with-parent", *options)
+        process = start(*program, "--address", address, "--exit-with-parent", *options)
         read_json(process)
         if place is None:
             self._workers.append((address, process))
         else:
             self._workers[place] = address, process
+
+    def terminate(self, place: int) -> None:
+        """Send SIGTERM to a worker, and do not wait: it has its grace."""
+        self._workers[place][1].terminate()
 
     def kill(self, place: int) -> None:
         _, process = self._workers[place]

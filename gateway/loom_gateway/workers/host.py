@@ -17,9 +17,11 @@ import argparse
 import contextlib
 import ipaddress
 import os
+import secrets
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -29,10 +31,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from loom.errors import InvalidAddress, LoomError, PortInUse
 from loom.extras import WORKER_MODULES, require
 from loom.process.error_exit import report
+from loom.process.host_notices import DRAINING_VARIABLE, ENDING_VARIABLE
 from loom.process.listen import announce, bracketed, listen
 from loom.process.orphans import adopt_orphans
 from loom.process.parent_pipe import when_parent_ends
-from loom.threadlet.evictions import DRAINING_VARIABLE
+from loom.process.state_file import replace_file
+from loom.process.threads import start_thread
 from loom.wings import Part
 from loom_gateway.workers.end_notice import EndNotice
 from loom_gateway.workers.monarch_env import remove_own_place, service_address, set_monarch_environment
@@ -50,6 +54,8 @@ AT_ONCE = 0.5  # seconds between SIGTERM and SIGKILL without a grace, and the lo
 LOOK_AGAIN = 0.05  # seconds between two searches for descendants at the end
 
 _ending = threading.Event()
+
+_own_notices: list[str] = []  # paths of the files by which this worker tells its processes that it is left
 
 UNDELIVERABLE_AFTER = "3650d"
 """The duration for which the host tries to deliver a message.
@@ -161,6 +167,8 @@ def _end_with_descendants(why: str, grace: float = AT_ONCE, notice: EndNotice | 
 
     with contextlib.suppress(psutil.Error, OSError):
         if notice is not None:
+            with contextlib.suppress(OSError):  # a full disk: then it is not told why processes end
+                replace_file(os.environ[ENDING_VARIABLE], f"its worker was told to end: {why}\n")
             notice.give()
         told: set[psutil.Process] = set()
         kill_at = time.monotonic() + grace
@@ -181,6 +189,9 @@ def _end_with_descendants(why: str, grace: float = AT_ONCE, notice: EndNotice | 
                 psutil.wait_procs(descendants, timeout=LOOK_AGAIN)
             else:
                 time.sleep(LOOK_AGAIN)
+    for path in _own_notices:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
     os._exit(0)
 
 
@@ -216,6 +227,23 @@ def _end_on_signals(grace: float, notice: EndNotice) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+
+
+def _own_notice(variable: str) -> str:
+    """Set an environment variable to the path of a notice of this worker, which nobody else can guess."""
+    path = os.path.join(tempfile.gettempdir(), f"loom-worker-{secrets.token_hex(8)}")
+    _own_notices.append(path)
+    os.environ[variable] = path
+    return path
+
+
+def _read_taints(node: str) -> None:
+    from loom_gateway.workers.node_taints import DrainingFile, OwnNode
+
+    if (own := OwnNode.of(node, os.environ)) is None:
+        _write_error(f"the taints of {node} are not read: this is no pod with the token of a service account\n")
+    else:
+        start_thread("node-taints", DrainingFile(own, _own_notice(DRAINING_VARIABLE)).keep)
 
 
 def _write_error(line: str) -> None:
@@ -267,16 +295,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="how long processes that train may go on after SIGTERM, to save their state; default: %(default)g",
     )
-    parser.add_argument(
+    told_by = parser.add_mutually_exclusive_group()
+    told_by.add_argument(
         "--draining-file",
         metavar="PATH",
         help="while there is a file at this path, trainings leave this host for others",
+    )
+    told_by.add_argument(
+        "--node",
+        metavar="NAME",
+        help="the node of this pod; trainings leave while it has a taint by which it is announced to go away",
     )
     options = parser.parse_args(arguments)
     try:
         if options.draining_file is not None:
             os.environ[DRAINING_VARIABLE] = os.path.abspath(options.draining_file)
         require(WORKER_MODULES, "a worker")
+        _own_notice(ENDING_VARIABLE)
+        if options.node is not None:
+            _read_taints(options.node)
         address = parse_worker_address(options.address)
         adopt_orphans()
         _sweep()

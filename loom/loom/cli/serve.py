@@ -83,6 +83,13 @@ def worker(
             metavar="PATH", help="While there is a file at this path, trainings leave this host for others."
         ),
     ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The node of this pod. Trainings leave while it has a taint by which it is announced to go away.",
+        ),
+    ] = None,
 ) -> None:
     """Offer this machine as a Monarch host. Prints one line of JSON when it listens."""
     require(WORKER_MODULES, "a worker")
@@ -91,6 +98,8 @@ def worker(
         arguments.append("--exit-with-parent")
     if draining_file is not None:
         arguments += ["--draining-file", draining_file]
+    if node is not None:
+        arguments += ["--node", node]
     _become("loom_gateway.workers.host", arguments)
 
 

@@ -260,7 +260,7 @@ class AllocationNode:
                         file.unlink(missing_ok=True)
                     elif not file.exists():
                         logger.info("Slurm drains %s: trainings leave it if they have another place", node)
-                        file.touch()
+                        replace_file(file, "Slurm drains its node\n")
             if self._ending.wait(DRAINS_EVERY):
                 return
 

@@ -18,10 +18,6 @@ SIGNALLED_VARIABLE = "LOOM_SIGTERM_EVICTS"
 """The environment variable that is 1 below a worker, which ends with SIGKILL what does not heed its SIGTERM."""
 
 
-DRAINING_VARIABLE = "LOOM_DRAINING_FILE"
-"""The environment variable with the path of a file that is there while the host is drained: trainings leave it."""
-
-
 class Evictable(Protocol):
     """A reason to go on after the machine was told to end, until the worker's grace is over."""
 

@@ -875,6 +875,17 @@ class OutputFlushed(Body, kind=Kind.OUTPUT_FLUSHED):
 class TellEnd(Body, kind=Kind.TELL_END):
     """Tell in `ProcessEnded` how the process has ended. From the driver; older agents ignore it."""
 
+    leaving: bool = False
+    """Whether to send `HostLeaving`, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeaving(Body, kind=Kind.HOST_LEAVING):
+    """Report that the process's host is about to be left, because its worker ends or it is drained."""
+
+    reason: str
+    """Why, for people; empty if it is not left any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded(Body, kind=Kind.PROCESS_ENDED):

@@ -116,6 +116,7 @@ class Kind(enum.IntEnum):
     WATCH = 106
     PROCESSES_GONE = 107
     TELL_END = 108
+    HOST_LEAVING = 109
 
 
 ADVERBS = {

@@ -37,6 +37,8 @@ class Event:
     ``host_lost``: a worker host is gone; ``details`` has ``host`` (its index), ``address`` and ``reason``.
     ``host_back``: a lost worker host is used again, see `Job.refresh_hosts`; ``details`` has ``host``, ``address``.
     ``host_joined``: another worker host is there, as for ``host_back``; `Job.refresh_hosts` adds it to `Job.hosts`.
+    ``host_draining``: a worker host is about to be left; ``details`` has ``host``, ``address`` and the ``reason``.
+    Processes of the session on the host tell it.
     ``process_lost``: a process of a proc mesh is gone without having been stopped; ``details`` has ``mesh``, ``id``
     (of the proc mesh), ``rank``, ``actors`` (ids of the actor meshes on it), ``reason`` and ``exit`` (as in
     `loom.weaver.views.ReplicaInfo`; None if that was not seen). A client that attaches to a

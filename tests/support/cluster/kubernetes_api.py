@@ -62,6 +62,7 @@ class Resource:
 
 RESOURCES = [
     Resource("v1", "namespaces", "Namespace", "ns", namespaced=False),
+    Resource("v1", "nodes", "Node", "no", namespaced=False),
     Resource("v1", "pods", "Pod", "po"),
     Resource("v1", "services", "Service", "svc"),
     Resource("v1", "secrets", "Secret", ""),

@@ -94,7 +94,7 @@ def test_a_training_leaves_a_node_that_is_drained_for_another(cluster: SlurmClus
         finally:
             cluster.scontrol("update", "nodename=n2", "state=resume")
     assert finished["moved"]
-    assert set(finished["moved"]) == {"host 1 is drained"}
+    assert set(finished["moved"]) == {"host 1 is drained: Slurm drains its node"}
 
 
 def test_scancel_from_outside_is_told_to_the_program_that_uses_the_allocation(cluster: SlurmCluster) -> None:

@@ -160,6 +160,16 @@ class HostWatcher:
         if end == HostEnd.RESTARTED:
             self._restarted.add(host)
 
+    def leaving(self, procs: int, rank: int, reason: str) -> None:
+        """Note that a process's host is about to be left for a reason or, without one, that it is not any more."""
+        entry = self._context.meshes.known(procs)
+        for host in () if entry is None else entry.hosts[rank : rank + 1]:
+            if not reason:
+                self._hosts.draining.pop(host, None)
+            elif host not in self._hosts.lost and self._hosts.draining.get(host) != reason:
+                self._hosts.draining[host] = reason
+                self._notify("host_draining", host, reason=reason)
+
     def _lives(self, host: int) -> bool:
         """Return whether a process on a host is connected."""
         for procs, rank in self._connected():

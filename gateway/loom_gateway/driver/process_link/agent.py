@@ -27,13 +27,16 @@ from typing import NoReturn
 
 from loom.control.process_end import ProcessEnd, last_lines
 from loom.errors import ProtocolMismatch
-from loom.process.exit_status import MEMORY_EVERY, MemoryKills, exit_status
-from loom.wire.bodies import LineHeld, OutputFlushed, ProcessEnded, Tie, Tied, Untied
+from loom.process.exit_status import MemoryKills, exit_status
+from loom.process.host_notices import leaving_reason
+from loom.wire.bodies import HostLeaving, LineHeld, OutputFlushed, ProcessEnded, TellEnd, Tie, Tied, Untied
 from loom.wire.messages import Kind
 from loom_gateway.driver.output.pump import Pump
 from loom_gateway.driver.process_link.link import ATTEMPT, RETRY, Introduction, LinkEnd, Refusals, break_after
 
 LOOK_EVERY = 0.2  # seconds between two looks at the process on a machine that cannot report its end
+
+LEAVING_EVERY = 2.0  # seconds between two looks whether the host is about to be left
 
 _CONNECTING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
@@ -92,6 +95,9 @@ class Agent:
         self._process = _Process(setup.pid, setup.process)
         self._memory_kills = MemoryKills()
         self._tells_end = False  # whether the driver takes reports of how the process ended
+        self._tells_leaving = False  # whether the driver takes reports that the host is left
+        self._leaving = ""  # why the host is about to be left, as last reported
+        self._look_for_leaving = 0.0  # the time of the next look at that
         self._reported = False  # whether the end of the process is on the line
         self._given_up = False  # whether the driver is gone
         self._unsent = b""  # bytes that the socket has not taken
@@ -134,6 +140,8 @@ class Agent:
                 self._process.look()
             if not self._process.ended:
                 self._memory_kills.look()
+                if self._tells_leaving and time.monotonic() >= self._look_for_leaving:
+                    self._report_leaving()
             if self._pump is not None:
                 self._pump.resume()
             if self._process.ended and not self._reported:
@@ -148,7 +156,7 @@ class Agent:
     def _timeout(self) -> float:
         """Return the milliseconds after which something has to be done, whatever happens."""
         now = time.monotonic()
-        waits = [LOOK_EVERY] if self._process.watched else [MEMORY_EVERY]
+        waits = [LOOK_EVERY] if self._process.watched else [LEAVING_EVERY]
         if self._gone_since is not None and not self._given_up:
             waits.append(self._next_step - now)
         if self._pump is not None and (resume := self._pump.timeout()) is not None:
@@ -161,8 +169,16 @@ class Agent:
         for descriptor, events in self._poll.poll(0):  # the driver's `TellEnd` may be unread
             if self._socket is not None and descriptor == self._socket.fileno():
                 self._serve(self._socket, events)
+        if self._tells_leaving:  # the process may have ended because its worker ends
+            self._report_leaving()
         self._line.put(ProcessEnded(self._end().to_row() if self._tells_end else None).message())
         self._reported = True
+
+    def _report_leaving(self) -> None:
+        self._look_for_leaving = time.monotonic() + LEAVING_EVERY
+        if (reason := leaving_reason()) != self._leaving:
+            self._leaving = reason
+            self._line.put(HostLeaving(reason).message())
 
     def _end(self) -> ProcessEnd:
         number, code = exit_status(self._setup.pid, self._process.descriptor)
@@ -217,6 +233,7 @@ class Agent:
                 self._line.put(OutputFlushed().message())
             elif message.kind == Kind.TELL_END:
                 self._tells_end = True
+                self._tells_leaving = TellEnd.from_body(message.body).leaving
         self._send(acknowledge=True)
 
     def _disconnected(self, clean: bool = False, silent: float = 0.0) -> None:

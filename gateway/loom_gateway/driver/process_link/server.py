@@ -20,7 +20,7 @@ from loom.errors import ProtocolMismatch
 from loom.mutual_auth import Exchange, new_nonce
 from loom.process.listen import Strangers
 from loom.tracing import clock
-from loom.wire.bodies import Challenge, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
+from loom.wire.bodies import Challenge, HostLeaving, ProcessEnded, TellEnd, Tie, Tied, Untied, Watch
 from loom.wire.length_prefix import LENGTH
 from loom.wire.messages import Kind, Message
 from loom_gateway.driver.process_link.deaths import Watchers
@@ -74,7 +74,7 @@ class ProcessLink:
         self.rank = rank
         self.master: str | None = None  # where the mesh's processes may meet, if this is the first of them
         self.line = LinkEnd()
-        self.line.put(TellEnd().message())
+        self.line.put(TellEnd(leaving=True).message())
         self.writer: asyncio.StreamWriter | None = None
         self.timer: asyncio.TimerHandle | None = None  # until the process is given up, while no connection holds
         self.ended = False  # whether the process is known to have ended
@@ -133,6 +133,7 @@ class ProcessLinkServer:
         printer: Callable[[ProcessLink], Printer | None] = lambda line: None,
         weaver: Callable[[], Awaitable[str]] = _no_weaver,
         stopped: Callable[[int, int], bool] = lambda procs, rank: False,
+        leaving: Callable[[int, int, str], object] = lambda procs, rank, reason: None,
     ) -> None:
         """Accept connections. Processes are reported by their proc mesh's id and rank.
 
@@ -140,9 +141,10 @@ class ProcessLinkServer:
             printer: returns what takes the output of a process; None if there is none to take.
             weaver: returns the weaver's address, which a process gets before it does anything else.
             stopped: returns whether a process was stopped, so that no other of its mesh will come.
+            leaving: is told why a process's host is about to be left; nothing if it is not any more.
         """
         self._gone, self._started, self._printer, self._weaver = gone, started, printer, weaver
-        self._stopped = stopped
+        self._stopped, self._leaving = stopped, leaving
         self._loop = asyncio.get_running_loop()
         self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=_READ // 2)
 
@@ -256,6 +258,8 @@ class ProcessLinkServer:
                 if len(self._ends) > MOST_ENDS:
                     del self._ends[next(iter(self._ends))]
             self._note_end(held)
+        elif message.kind == Kind.HOST_LEAVING:
+            self._leaving(held.procs, held.rank, HostLeaving.from_body(message.body).reason)
         elif message.kind == Kind.LINE_HELD:
             pass  # that it has come is enough
         elif held.printer is not None:

@@ -112,6 +112,7 @@ class DrivenSession:
             self._printer,
             self._context.weaver.address,
             self._dispatcher.processes.was_stopped,
+            self._dispatcher.hosts.leaving,
         )
         self._dispatcher.hosts.start(self._read_workers, self._links.connected)
         weaver, latencies = self.weaver, self._context.replies.latencies

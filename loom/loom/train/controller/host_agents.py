@@ -16,8 +16,8 @@ from loom.actor import Actor, endpoint
 from loom.devices.use import cpu_slots, local_devices
 from loom.driver_api import Session, SpawnedProcs
 from loom.errors import LoomError
+from loom.process.host_notices import draining_reason
 from loom.process.threads import start_thread
-from loom.threadlet.evictions import DRAINING_VARIABLE
 from loom.train.controller.group import ReplicaGroup
 from loom.train.spec import JobSpec
 
@@ -35,10 +35,9 @@ class HostAgent(Actor):
     """An actor that answers for its host, and kills processes there that do not end on their own."""
 
     @endpoint
-    async def answer(self) -> bool:
-        """Return at once, and whether the host is drained by whoever runs it."""
-        path = os.environ.get(DRAINING_VARIABLE)
-        return path is not None and await asyncio.to_thread(os.path.exists, path)
+    async def answer(self) -> str:
+        """Return at once, and why the host is drained by whoever runs it; empty if it is not."""
+        return await asyncio.to_thread(draining_reason)
 
     @endpoint
     async def gpus(self) -> list[str]:
@@ -65,7 +64,7 @@ class _Agent:
         self.actor = procs.mesh.spawn("agent", HostAgent)
         self.gone = threading.Event()
         self.answered = False  # whether it has ever answered
-        self.draining = False  # by its last answer
+        self.draining = ""  # why its host is drained, by its last answer
         self.began = time.monotonic()
         self.devices: list[str] = []  # uuids that `HostAgents.devices` returns; none before it has told them
         self._job = job
@@ -155,8 +154,8 @@ class HostAgents:
         agents = self._agents
         return {host for host in self._lost if host not in agents or not agents[host].answered}
 
-    def draining(self) -> dict[int, bool]:
-        """Return of each host whose agent has answered whether whoever runs it drains it."""
+    def draining(self) -> dict[int, str]:
+        """Return of each host whose agent has answered why whoever runs it drains it; empty if nobody does."""
         return {host: agent.draining for host, agent in self._agents.items() if agent.answered}
 
     def devices(self, host: int) -> list[str]:

@@ -141,7 +141,7 @@ class ReplicaSlots:
         self._slots: dict[int, ReplicaSlot] = {}
         self.auto = self.job.groups == "auto"
         """Whether the job has as many groups as there are places."""
-        self._told = set[int]()  # the hosts that are drained because their agents tell so
+        self._told = dict[int, str]()  # why, of the hosts that are drained because their agents tell so
         self._not_left = dict[int, str]()  # why hosts that should be left are not
         self._began = False  # whether the first groups, which wait for each other, have begun
 
@@ -196,7 +196,7 @@ class ReplicaSlots:
         self._leave_host(host)
 
     def _leave_host(self, host: int) -> None:
-        why = f"host {host} is drained"
+        why = because(f"host {host} is drained", self._told.get(host, ""))
         for slot in self.open():
             if slot.successor is not None and slot.successor.host == host:
                 self._replace_successor(slot, slot.successor, why)
@@ -209,7 +209,7 @@ class ReplicaSlots:
     def undrain(self, host: int) -> None:
         self.pool.draining.discard(host)
 
-    def follow_drains(self, told: Mapping[int, bool]) -> None:
+    def follow_drains(self, told: Mapping[int, str]) -> None:
         """Drain the hosts of which their agents tell that whoever runs them drains them, until they tell otherwise.
 
         A host that cannot be left yet, and a group that has no other place, leaves as soon as it can.
@@ -217,21 +217,20 @@ class ReplicaSlots:
         if self.pool.draining and self.pool.has_place():
             for host in self.pool.draining:
                 self._leave_host(host)
-        for host, draining in told.items():
-            if not draining:
+        for host, reason in told.items():
+            if not reason:
                 self._not_left.pop(host, None)
-                if host in self._told:
-                    self._told.discard(host)
+                if self._told.pop(host, None):
                     self.undrain(host)
             elif host not in self.pool.draining:
+                self._told[host] = reason
                 try:
                     self.drain(host)
                 except WrongArguments as error:
+                    del self._told[host]
                     if self._not_left.get(host) != str(error):
                         self._not_left[host] = str(error)
                         self.events.record("drain_refused", host=host, reason=str(error))
-                else:
-                    self._told.add(host)
 
     def fit(self) -> None:
         """Add groups for which there are places now, if the job wants as many as there are."""

@@ -179,16 +179,16 @@ def test_a_host_that_cannot_be_drained_gets_groups_as_before(value: int, rule: s
 def test_a_host_of_which_its_agent_tells_that_it_is_drained_is_left_and_used_again() -> None:
     job = Job()
     job.train()
-    job.slots.follow_drains({0: False, 1: True})
-    job.slots.follow_drains({0: True, 1: True})  # the last one
-    job.slots.follow_drains({0: True, 1: True})
+    job.slots.follow_drains({0: "", 1: "Slurm drains it"})
+    job.slots.follow_drains({0: "Slurm drains it", 1: "Slurm drains it"})  # the last one
+    job.slots.follow_drains({0: "Slurm drains it", 1: "Slurm drains it"})
 
     assert job.slots.all()[1].successor in job.pool.started
     assert job.pool.hosts() == [0]
     assert job.of("drain_refused") == [(None, {"host": 0, "reason": "host 0 is the last that groups can be on"})]
 
-    job.slots.follow_drains({0: True, 1: False})  # then the other can be left
-    job.slots.follow_drains({0: True})
+    job.slots.follow_drains({0: "Slurm drains it", 1: ""})  # then the other can be left
+    job.slots.follow_drains({0: "Slurm drains it"})
     assert job.pool.hosts() == [1]
 
 
@@ -202,7 +202,7 @@ def test_a_job_that_fits_its_hosts_grows_and_shrinks_with_them() -> None:
     assert job.of("group_added") == [("train_2", {})]
 
     job.pool.places = 2
-    job.slots.follow_drains({0: True})
+    job.slots.follow_drains({0: "Slurm drains it"})
     job.slots.fit()
     leaving = [slot.replica for slot in job.slots.all() if slot.state is SlotState.REMOVING]
     assert leaving == [slot.replica for slot in job.slots.all() if slot.group is not None and slot.group.host == 0]
@@ -246,11 +246,11 @@ def test_a_group_without_another_place_leaves_a_drained_host_as_soon_as_there_is
     job = Job()
     job.train()
     job.pool.full = True
-    job.slots.follow_drains({1: True})
+    job.slots.follow_drains({1: "Slurm drains it"})
     assert job.slots.all()[1].successor is None
 
     job.pool.full = False
-    job.slots.follow_drains({1: True})
+    job.slots.follow_drains({1: "Slurm drains it"})
     assert job.slots.all()[1].successor in job.pool.started
 
 
@@ -258,8 +258,8 @@ def test_a_host_that_a_user_has_drained_is_not_used_again_because_its_agent_tell
     job = Job()
     job.train()
     job.slots.drain(1)
-    job.slots.follow_drains({0: False, 1: True})
-    job.slots.follow_drains({0: False, 1: False})
+    job.slots.follow_drains({0: "", 1: "Slurm drains it"})
+    job.slots.follow_drains({0: "", 1: ""})
 
     assert job.pool.hosts() == [0]
 
