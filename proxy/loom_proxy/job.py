@@ -168,6 +168,11 @@ class Job(Shown):
     def _on_event(self, event: Event) -> None:
         if event.name == "host_joined":
             self._known_hosts = max(self._known_hosts, event.details["host"] + 1)
+        elif event.name == "session_idle":
+            seconds = event.details["seconds"]
+            logger.warning(
+                "nothing happens in session %s: it ends in %.0f s, unless it is used", self.session, seconds
+            )
         self._fault_hook.handle(event)
 
     def _take_joined(self, calls: Calls) -> list[int]:

@@ -332,12 +332,18 @@ async def test_what_goes_on_keeps_an_idle_session_alive(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_that_nobody_uses_is_ended_and_its_client_was_warned(cluster: LocalCluster) -> None:
+def test_a_session_that_nobody_uses_is_ended_and_its_client_was_warned(
+    cluster: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     with gateway_of(cluster, "--session-idle", "3") as gateway:
         job = gateway.connect(persist=True)
         warned = next(event for event in job.events(BOUND) if event.name == "session_idle")
         assert 0 < warned.details["seconds"] <= 1.5
+        shown = gateway.session(job.session)
+        assert shown["alive_because"] == ["client", "persist"]
+        assert shown["lives_until"] is not None
         assert list(job.events(BOUND))[-1].name == "ended"
         with pytest.raises(loom.SessionClosed, match="nothing happened in it for 3 s"):
             job.refresh_hosts()
         assert "--session-idle" in gateway.ended(job.session)["reason"]
+        assert f"nothing happens in session {job.session}: it ends in" in caplog.text
