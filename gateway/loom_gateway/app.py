@@ -206,7 +206,8 @@ def create_app(
         A token of the user admin, or of scope admin, sees the numbers of all users, any other its own user's.
         """
         only = None if _sees_all(request) else request.scope["loom.principal"].user
-        page = await metrics_text(manager, weaver, only, access.audit.refusals)
+        connections = access.budgets.connections.by_user()
+        page = await metrics_text(manager, weaver, only, access.audit.refusals, connections)
         return Response(page, media_type=CONTENT_TYPE)
 
     app.include_router(session_routes(manager, access))

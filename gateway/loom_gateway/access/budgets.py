@@ -50,6 +50,10 @@ class Budget:
         """Return the amount that a user has."""
         return self._of[user]
 
+    def by_user(self) -> list[tuple[str, int]]:
+        """Return the amount of each user that has any."""
+        return sorted(self._of.items())
+
     def is_full(self, user: str) -> bool:
         """Return whether a user may take nothing more for now."""
         return bool(self.of_user and self._of[user] >= self.of_user) or bool(

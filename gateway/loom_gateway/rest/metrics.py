@@ -63,11 +63,13 @@ async def metrics_text(
     weaver: WeaverClient,
     only: str | None,
     refusals: Mapping[str, int] = MappingProxyType({}),
+    connections: Sequence[tuple[str, int]] = (),
 ) -> bytes:
     """Return the page, of all users or of ``only`` one.
 
-    ``refusals`` by reason are for who sees all users. While the weaver is away, ``loom_weaver_up`` is 0 and its own
-    numbers are missing. The page is made in another process, because this one relays every session's calls.
+    ``refusals`` by reason are for who sees all users; ``connections`` are the number of each user's. While the
+    weaver is away, ``loom_weaver_up`` is 0 and its own numbers are missing. The page is made in another process,
+    because this one relays every session's calls.
     """
     try:
         packed: bytes | None = await weaver.ask_for(GetNumbers(), user=EVERYONE)
@@ -82,7 +84,8 @@ async def metrics_text(
     ended = sum(only in (None, session.user) for session in manager.ended.all())
     refused = [(reason, count) for reason, count in sorted(refusals.items()) if only is None]
     died = sum(tasks.died.values())
-    return await OFFLOAD.do(Work.METRICS, packed, rows, ended, only, refused, died)
+    connected = [(user, count) for user, count in connections if only in (None, user)]
+    return await OFFLOAD.do(Work.METRICS, packed, rows, ended, only, refused, died, connected)
 
 
 def page(
@@ -92,17 +95,19 @@ def page(
     only: str | None,
     refused: Sequence[tuple[str, int]],
     died: int,
+    connections: Sequence[tuple[str, int]],
 ) -> bytes:
     """Return the page, given sessions as rows of the values of a `_SessionNumbers`.
 
     Args:
         died: the number of the gateway's tasks that have died.
+        connections: the number of each user's connections.
     """
     sessions = [
         _SessionNumbers(user, name, SessionState(state), clients, tuple(counters))
         for user, name, state, clients, counters in rows
     ]
-    return _page(packed, sessions, ended, only, refused, died)
+    return _page(packed, sessions, ended, only, refused, died, connections)
 
 
 class _SessionNumbers(NamedTuple):
@@ -131,6 +136,7 @@ def _page(
     only: str | None,
     refused: Sequence[tuple[str, int]],
     died: int,
+    connections: Sequence[tuple[str, int]],
 ) -> bytes:
     numbers: Numbers | None = None
     if packed is not None:
@@ -138,7 +144,10 @@ def _page(
         numbers = {user: one for user, one in every.items() if only in (None, user)}
     about = "What the gateway refused since it started: codes of errors, and connections without a good token."
     by_reason = _labelled(CounterMetricFamily, "loom_refused", about, ["reason"], refused)
-    return generate_latest(_Page([by_reason, *_families(sessions, ended, numbers, only or ADMIN, died)]))
+    about = "Connections to this gateway with a request under way, or a WebSocket."
+    connected = _labelled(GaugeMetricFamily, "loom_connections", about, ["user"], connections)
+    families = _families(sessions, ended, numbers, only or ADMIN, died)
+    return generate_latest(_Page([connected, by_reason, *families]))
 
 
 class _Page(Collector):

@@ -20,6 +20,7 @@ from loom.control.operations import GetNumbers, Operation
 from loom.errors import WeaverUnavailable
 from loom.process import tasks
 from loom.weaver.keys import EVERYONE
+from loom_gateway.access.budgets import Budgets
 from loom_gateway.rest import metrics
 from loom_gateway.rest.metrics import metrics_text
 from loom_gateway.sessions.session import SessionState
@@ -179,7 +180,7 @@ EVERYTHING = {
 
 def everything() -> str:
     gateway: Any = StandIn({"anna": {**NUMBERS, **EVERYTHING}})
-    return asyncio.run(metrics_text(gateway, gateway, None, {"unauthorized": 2})).decode()
+    return asyncio.run(metrics_text(gateway, gateway, None, {"unauthorized": 2}, [("anna", 1)])).decode()
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -285,6 +286,20 @@ def test_who_sees_all_users_sees_what_was_refused() -> None:
 
     assert samples(everyone, "loom_refused") == {("authentication",): 3, ("no_http",): 1}
     assert samples(bert, "loom_refused") == {}
+
+
+def test_a_gateway_counts_the_connections_of_each_user() -> None:
+    gateway: Any = StandIn({})
+    budget = Budgets.of().connections
+    for user in ("anna", "bert", "bert", "carl"):
+        budget.take(user)
+    budget.give_back("carl")
+
+    everyone = asyncio.run(metrics_text(gateway, gateway, None, {}, budget.by_user())).decode()
+    bert = asyncio.run(metrics_text(gateway, gateway, "bert", {}, budget.by_user())).decode()
+
+    assert samples(everyone, "loom_connections") == {("anna",): 1, ("bert",): 2}
+    assert samples(bert, "loom_connections") == {("bert",): 2}
 
 
 @pytest.mark.guarantees("after a session", "No user's names take `/metrics` from the others")
