@@ -36,6 +36,7 @@ LEFT_BY_WORK = (
     ".venv/bin/python",
     ".mypy_cache/a",
     "images/kubernetes/base/token.env",
+    "images/kubernetes/hosted/host-key",
     "gateway/dashboard/node_modules/vite/a.js",
     "loom/.env",
     "loom/loom/.ruff_cache/a",
@@ -86,7 +87,7 @@ def test_only_what_the_dockerfiles_copy_is_in_the_context(builder: Builder, clon
 
     builder.build(clone, recipe, "--output", f"type=local,dest={sent}")
 
-    wanted = {Path(name) for name in ("images/keep-gateway", "images/healthy")}
+    wanted = {Path(name) for name in ("images/keep-gateway", "images/keep-sessions", "images/healthy")}
     for path in clone.rglob("*"):
         name = path.relative_to(clone)
         ours = name.parts[0] in COPIED and name.name[0] != "." and not name.is_relative_to(PAGE_TESTS)
