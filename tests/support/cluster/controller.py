@@ -244,11 +244,15 @@ def _add_pods(app: FastAPI, state: State) -> None:  # noqa: C901 - many routes, 
     @app.get("/controller/pods/{namespace}")
     @app.get("/api/v1/namespaces/{namespace}/pods")
     async def pods(
-        namespace: str, label_selector: str = "", api_selector: str = Query("", alias="labelSelector")
+        namespace: str,
+        label_selector: str = "",
+        api_selector: str = Query("", alias="labelSelector"),
+        api_fields: str = Query("", alias="fieldSelector"),
     ) -> dict[str, Any]:
         state.require_namespace(namespace)
         wanted = _selector(label_selector or api_selector)
-        found = [pod.to_json() for pod in state.select(namespace, wanted)]
+        name = api_fields.removeprefix("metadata.name=")
+        found = [pod.to_json() for pod in state.select(namespace, wanted) if name in ("", pod.name)]
         if namespace == INSTALLED and wanted.items() <= FRONT_POD["metadata"]["labels"].items():
             found.append(FRONT_POD)
         return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found}

@@ -281,7 +281,7 @@ def _object(state: State, resource: Resource, namespace: str, name: str) -> Json
 def _with_status(workload: Workload) -> Json:
     manifest, pods = workload.manifest, [pod for pod in workload.pods if not pod.ending]
     updated = [pod for pod in pods if pod.template == workload.template]
-    ready = sum(pod.ready for pod in updated)
+    ready = sum(pod.ready for pod in pods)
     spec = {"replicas": 1, **manifest["spec"]}
     status: Json = {
         "observedGeneration": manifest["metadata"].get("generation", 1),
@@ -292,7 +292,7 @@ def _with_status(workload: Workload) -> Json:
     }
     if workload.kind == "StatefulSet":
         spec.setdefault("updateStrategy", {"type": "RollingUpdate"})
-        finished = ready >= workload.replicas
+        finished = sum(pod.ready for pod in updated) >= workload.replicas
         revision = workload.template if finished else ""
         status |= {"currentRevision": revision, "currentReplicas": ready, "updateRevision": workload.template}
     else:

@@ -1,7 +1,9 @@
 """Services: names that dnsmasq answers, and addresses of their own that lead to ready pods.
 
 Each host of the cluster has the rules that kube-proxy would load: a connection to a Service's address and one of
-its ports goes to a ready pod, picked at random; one to any other port of it is refused. A headless Service has no
+its ports goes to a ready pod, picked at random, or by the address of who connects if the Service says so
+(`sessionAffinity`; kube-proxy picks one at random first, and then stays with it); one to any other port of it is
+refused. A headless Service has no
 address of its own: its name has the addresses of its pods, and so any port of theirs can be reached by that name.
 """
 
@@ -32,7 +34,8 @@ class Service:
     Args:
         address: of its own; None for a headless one.
         ports: its ports, and the ports of its pods (a number or a name) behind them.
-        unready: whether its pods are published before they are ready.
+        unready: whether its pods are published before they are ready, and while they end.
+        affinity: whether connections from one address lead to one pod.
     """
 
     namespace: str
@@ -41,6 +44,7 @@ class Service:
     ports: dict[int, int | str]
     address: str | None = None
     unready: bool = False
+    affinity: bool = False
 
     @property
     def domain(self) -> str:
@@ -54,7 +58,7 @@ class Service:
             if pod.namespace == self.namespace
             and self.selector
             and self.selector.items() <= pod.labels.items()
-            and (pod.ready or (self.unready and pod.phase == "Running" and not pod.ending))
+            and (pod.ready or (self.unready and pod.phase == "Running"))
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -104,9 +108,10 @@ def cluster_ips(services: Iterable[Service], pods: Iterable[Pod]) -> str:
                 f"{index} : {pod.address} . {port_number(target, pod.spec['containers'][0])}"
                 for index, pod in enumerate(behind)
             )
+            picked = "jhash ip saddr" if service.affinity else "numgen random"
             rules.append(
                 f"ip daddr {service.address} tcp dport {port} "
-                f"dnat to numgen random mod {len(behind)} map {{ {numbered} }}"
+                f"dnat to {picked} mod {len(behind)} map {{ {numbered} }}"
             )
     lines = "\n".join(rules)
     return f"""

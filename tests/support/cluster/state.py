@@ -58,6 +58,8 @@ class Workload:
 
     manifest: dict[str, Any]
     pods: list[Pod] = field(default_factory=list)
+    leaving: list[Pod] = field(default_factory=list)
+    """Those of a Deployment that end, and have been replaced."""
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     removed: bool = False
 
@@ -88,6 +90,24 @@ class Workload:
     @property
     def ready(self) -> bool:
         return sum(pod.ready for pod in self.kept) >= self.replicas
+
+    @property
+    def surges(self) -> bool:
+        """Whether each of its pods ends only when another one is ready. Else all are replaced at once here."""
+        return ((self.manifest["spec"].get("strategy") or {}).get("rollingUpdate") or {}).get("maxUnavailable") == 0
+
+    @property
+    def outdated(self) -> list[Pod]:
+        """Those of its pods that are to end now."""
+        other = [pod for pod in self.pods if pod.template != self.template]
+        if self.surges:
+            spare = sum(pod.ready for pod in self.pods) - self.replicas
+            current = [pod for pod in self.pods if pod not in other]
+            ready = [pod for pod in other if pod.ready]
+            return [pod for pod in other if not pod.ready] + ready[: max(0, spare)] + current[self.replicas :]
+        if (self.manifest["spec"].get("updateStrategy") or {}).get("type") == "OnDelete":
+            other = []
+        return other + [pod for pod in self.pods[self.replicas :] if pod not in other]
 
 
 class State:
@@ -135,6 +155,12 @@ class State:
     def pods(self) -> list[Pod]:
         return [pod for workload in self.workloads.values() for pod in workload.pods]
 
+    @property
+    def present(self) -> list[Pod]:
+        """All pods that have a network, those that end and were replaced too."""
+        leaving = [pod for workload in self.workloads.values() for pod in workload.leaving]
+        return [pod for pod in self.pods + leaving if pod.networked and not pod.lost.is_set()]
+
     def pod(self, namespace: str, name: str) -> Pod:
         for pod in self.pods:
             if (pod.namespace, pod.name) == (namespace, name):
@@ -176,6 +202,7 @@ class State:
                 ports,
                 headless=spec.get("clusterIP") == "None",
                 unready=bool(spec.get("publishNotReadyAddresses")),
+                affinity=spec.get("sessionAffinity") == "ClientIP",
             )
         elif kind == "Secret":
             plain = manifest.get("stringData", {})
@@ -197,11 +224,12 @@ class State:
         *,
         headless: bool = False,
         unready: bool = False,
+        affinity: bool = False,
     ) -> Service:
         """Create or replace a Service. Its address stays."""
         known = self.services.get((namespace, name))
         address = None if headless else (known and known.address) or next(self._service_addresses)
-        service = Service(namespace, name, selector, ports, address, unready)
+        service = Service(namespace, name, selector, ports, address, unready, affinity)
         self.services[namespace, name] = service
         self.changed.set()
         return service
@@ -257,13 +285,29 @@ class State:
         if pod not in workload.pods:
             return
         if workload.kind == "Deployment":  # whose new pod has another name
-            workload.pods.remove(pod)
+            leaves = self._replace(workload, pod, grace)
             self.reconcile(workload)
+            await leaves
+            return
         await pod.end(grace)
         if pod in workload.pods:
             workload.pods.remove(pod)
             self.reconcile(workload)
         self.changed.set()
+
+    def _replace(self, workload: Workload, pod: Pod, grace: float | None) -> asyncio.Task[None]:
+        """End a pod of a Deployment, for which the next one need not wait."""
+        workload.pods.remove(pod)
+        workload.leaving.append(pod)
+
+        async def leave() -> None:
+            await pod.end(grace)
+            workload.leaving.remove(pod)
+            self.changed.set()
+
+        task = asyncio.create_task(leave())
+        self._keep(task)
+        return task
 
     def reconcile(self, workload: Workload) -> None:
         """Have a workload's pods become what its manifest says, soon."""
@@ -276,9 +320,15 @@ class State:
     async def _reconcile(self, workload: Workload) -> None:
         async with workload.busy:
             template, replicas = workload.template, workload.replicas
-            old = [pod for pod in workload.pods if pod.template != template] + workload.pods[replicas:]
-            await asyncio.gather(*(pod.end() for pod in old))
-            workload.pods[:] = [pod for pod in workload.pods if pod not in old]
+            old = workload.outdated
+            if workload.surges:
+                for pod in old:
+                    self._replace(workload, pod, None)
+                missing = replicas - sum(pod.template == template for pod in workload.pods)
+                replicas = len(workload.pods) + min(missing, replicas + 1 - len(workload.pods))
+            else:
+                await asyncio.gather(*(pod.end() for pod in old))
+                workload.pods[:] = [pod for pod in workload.pods if pod not in old]
             self.changed.set()
             ordered = workload.manifest["spec"].get("podManagementPolicy", "OrderedReady") == "OrderedReady"
             for ordinal in range(replicas):
@@ -306,7 +356,7 @@ class State:
 
         def changed() -> None:
             self.changed.set()
-            if workload.kind == "StatefulSet":
+            if workload.kind == "StatefulSet" or workload.surges:
                 self.reconcile(workload)
 
         pod = Pod(
@@ -319,7 +369,7 @@ class State:
             template=workload.template,
             labels=labels,
             annotations=dict(metadata.get("annotations") or {}),
-            spec=mounted(template["spec"]),
+            spec=mounted(self._claimed(workload, name)),
             subdomain=workload.manifest["spec"].get("serviceName", ""),
             changed=changed,
             environment=self._environment,
@@ -332,6 +382,17 @@ class State:
         workload.pods.append(pod)
         pod.start()
         self.changed.set()
+
+    def _claimed(self, workload: Workload, name: str) -> dict[str, Any]:
+        """What a pod's template says, with the pod's own claims, which outlive it."""
+        spec: dict[str, Any] = workload.manifest["spec"]["template"]["spec"]
+        volumes = list(spec.get("volumes") or [])
+        for claim in workload.manifest["spec"].get("volumeClaimTemplates") or []:
+            named = claim["metadata"]["name"]
+            metadata = {"name": f"{named}-{name}", "namespace": workload.key[0]}
+            self.apply({"kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim["spec"]})
+            volumes.append({"name": named, "persistentVolumeClaim": {"claimName": metadata["name"]}})
+        return {**spec, "volumes": volumes}
 
     def _environment(self, pod: Pod, container: Mapping[str, Any]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -369,10 +430,9 @@ class State:
             publish_names(self.folder, hosts_file(services, pods, fixed))
             routes = cluster_ips(services, pods)
             rules = {"control": routes, "data-store": routes}
-            for pod in pods:
-                if pod.networked and not pod.ending:
-                    # With the pod's own id: the next pod of this name has a host that is as yet without rules.
-                    rules[pod.host] = f"# {pod.uid}\n{routes}{self._policy_rules(pod)}"
+            for pod in self.present:
+                # With the pod's own id: the next pod of this name has a host that is as yet without rules.
+                rules[pod.host] = f"# {pod.uid}\n{routes}{self._policy_rules(pod)}"
             new = {host: text for host, text in rules.items() if self._rules.get(host) != text}
             loaded = await asyncio.to_thread(load_rules, self.network, new)
             self._rules = {host: text for host, text in rules.items() if host in loaded or host not in new}
@@ -388,7 +448,7 @@ class State:
             name: {**self._labels("Namespace", name), "kubernetes.io/metadata.name": name}
             for name in self.namespaces | {INGRESS_NAMESPACE}
         }
-        return policy_rules(_peer(pod), policies, [*PARTS, *map(_peer, self.pods)], namespaces)
+        return policy_rules(_peer(pod), policies, [*PARTS, *map(_peer, self.present)], namespaces)
 
     def _labels(self, kind: str, name: str) -> dict[str, str]:
         manifest = self.manifests.get((kind, "", name), {"metadata": {}})

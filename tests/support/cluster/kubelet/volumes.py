@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +53,10 @@ class Volumes:
         secret: Callable[[str], Mapping[str, bytes] | None],
     ) -> None:
         self._volumes = {volume["name"]: volume for volume in spec.get("volumes") or []}
-        self._fs_group = (spec.get("securityContext") or {}).get("fsGroup")
+        context = spec.get("securityContext") or {}
+        self._fs_group = context.get("fsGroup")
+        self._on_mismatch = context.get("fsGroupChangePolicy") == "OnRootMismatch"
+        self._claimed: set[Path] = set()
         self._folder, self._claims = folder, claims
         self._secret = secret
         self._written: dict[str, Mapping[str, bytes]] = {}
@@ -74,7 +79,7 @@ class Volumes:
                 folder = self._claims / volume["persistentVolumeClaim"]["claimName"]
                 if not folder.exists():
                     raise LookupError(f'persistentvolumeclaim "{folder.name}" not found')
-                self._give_group(folder, 0o2775)
+                self._claim(folder)
             elif "secret" in volume or "projected" in volume:
                 self.write_secret(wanted["name"])
                 read_only = True
@@ -92,6 +97,22 @@ class Volumes:
         folder.mkdir(parents=True)
         folder.chmod(0o777)
         self._give_group(folder, 0o2777)
+
+    def _claim(self, folder: Path) -> None:
+        """Give a claim the pod's group, with all that is in it, as a kubelet does when it mounts the volume."""
+        if self._fs_group is None or folder in self._claimed:
+            return
+        self._claimed.add(folder)
+        found = folder.stat()
+        if self._on_mismatch and found.st_gid == self._fs_group and found.st_mode & 0o2770 == 0o2770:
+            return
+        for place, _, files in os.walk(folder):
+            for path in (Path(place), *(Path(place, name) for name in files)):
+                with contextlib.suppress(FileNotFoundError):  # another pod that has the claim removes it
+                    mode = path.lstat().st_mode
+                    os.chown(path, -1, self._fs_group, follow_symlinks=False)
+                    if not stat.S_ISLNK(mode):
+                        path.chmod(stat.S_IMODE(mode) | (0o2770 if stat.S_ISDIR(mode) else 0o660))
 
     def _give_group(self, folder: Path, mode: int) -> None:
         if self._fs_group is not None:
