@@ -17,6 +17,7 @@ HOLDERS = {
     "images/kubernetes/base/kustomization.yaml": 1,
     "images/kubernetes/base/workers.yaml": 1,
     "images/kubernetes/gpu/kustomization.yaml": 2,
+    "images/kubernetes/hosted/kustomization.yaml": 1,
 }
 """Files that `docker` and `kubectl` read as they are, and how often each names a tag of Loom's images."""
 
