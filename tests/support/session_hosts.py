@@ -13,6 +13,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,34 +22,43 @@ import psutil
 
 import loom
 from tests.support.gateways import BOUND, TOKEN, await_true
+from tests.support.network.namespaces import WORKER_PORT, Hosts
 from tests.support.processes import read_json, start
+
+OTHERS = ("service", "weaver", "host0", "host1", "gateway0", "gateway1")
+"""The hosts of a network that `HostedCluster` needs beside its workers."""
+
+CONNECT_TIMEOUT = 1.0
+"""Seconds after which the service tries another gateway."""
 
 
 class Service:
-    """Passes each connection on to one of several ports of this machine, in turn, that takes it.
+    """Passes each connection on to one of several gateways, in turn, that takes it.
 
     A stand-in for a Service of Kubernetes, or a load balancer without sessions.
+
+    Args:
+        address: where it listens, on any port.
     """
 
-    def __init__(self) -> None:
-        self.ports: Sequence[int] = ()
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.addresses: Sequence[str] = ()
         self._turn = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="service")
         self._thread.start()
-        listening = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._pass_on, "127.0.0.1", 0), self._loop
-        )
+        listening = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._pass_on, address, 0), self._loop)
         self._server = listening.result(BOUND)
-        self.url = f"ws://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.url = f"ws://{address}:{self._server.sockets[0].getsockname()[1]}"
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ports = list(self.ports)
+        addresses = list(self.addresses)
         self._turn += 1
-        for number in range(len(ports)):
+        for number in range(len(addresses)):
+            host, _, port = addresses[(self._turn + number) % len(addresses)].rpartition(":")
             try:
-                there = await asyncio.open_connection("127.0.0.1", ports[(self._turn + number) % len(ports)])
-            except OSError:
+                there = await asyncio.wait_for(asyncio.open_connection(host, int(port)), CONNECT_TIMEOUT)
+            except (OSError, asyncio.TimeoutError):
                 continue
             await asyncio.gather(_copy(reader, there[1]), _copy(there[0], writer))
             return
@@ -80,8 +90,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 class Member:
     """A process of a cluster, which can be killed and started again in the same place."""
 
-    def __init__(self, folder: Path, name: str, *command: str, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, *command: str, before: Sequence[str] = (), **variables: str
+    ) -> None:
         self.name = name
+        self._before = before
         self.variables = variables
         self._command = command
         self._output = folder / f"{name}.log"
@@ -92,7 +105,7 @@ class Member:
         command = [self.address.rpartition(":")[2] or "0" if part == "PORT" else part for part in self._command]
         command = [part.replace(":PORT", f":{self.address.rpartition(':')[2] or 0}") for part in command]
         with self._output.open("a") as output:
-            self.process = start(*command, stderr=output, env={**os.environ, **self.variables})
+            self.process = start(*command, before=self._before, stderr=output, env={**os.environ, **self.variables})
         try:
             told = read_json(self.process)
         except AssertionError as error:
@@ -124,7 +137,11 @@ class Member:
 
 
 class HostedCluster:
-    """A weaver, session hosts and gateways, for the workers of a cluster. ``url`` leads to any of the gateways."""
+    """A weaver, session hosts and gateways, for the workers of a cluster. ``url`` leads to any of the gateways.
+
+    Args:
+        network: gives each process a host of its own by its name, of those in `OTHERS`; and with it the workers.
+    """
 
     def __init__(
         self,
@@ -135,16 +152,24 @@ class HostedCluster:
         gateway_options: Sequence[str] = (),
         peers: bool = False,
         variables: Mapping[str, str] | None = None,
+        network: Hosts | None = None,
     ) -> None:
         self.variables = dict(variables or {})
         """In the environment of the processes that are made from now on."""
         self.folder = Path(tempfile.mkdtemp(prefix="loom-test-"))
         self.key = self.secret("key")
+        self.network = network
+        self._workers: list[Member] = []
+        for name in network.workers if network is not None else ():
+            at = f"tcp://{self.address(name)}:{WORKER_PORT}"
+            one = self._member(name, "-m", "loom_gateway.workers.host", "--address", at, "--exit-with-parent")
+            self._workers.append(one.start())
+            workers = [*workers, at]
         weaver_secret = self.secret("weaver-secret")
         given = [part for worker in workers for part in ("--worker", worker)]
         self.weaver = self._member(
             "weaver", "-m", "loom.weaver", "--state", str(self.folder / "weaver"),
-            "--listen", "127.0.0.1:PORT", "--secret-file", weaver_secret,
+            "--listen", f"{self.address('weaver')}:PORT", "--secret-file", weaver_secret,
         ).start()  # fmt: skip
         shared = ["--weaver", self.weaver.address, "--weaver-secret", weaver_secret, "--host-key", self.key]
         addresses = self.folder / "hosts"
@@ -157,21 +182,23 @@ class HostedCluster:
         of_hosts = [part for host in self.hosts for part in ("--session-host", f"tcp://{host.address}")]
         self._of_gateways = [*shared, *of_hosts, *gateway_options]
         self.gateways = [self.gateway(f"gateway{number}").start() for number in range(gateways)]
-        self.service = Service()
-        self.service.ports = [gateway.port for gateway in self.gateways]
+        with self.on("service"):
+            self.service = Service(self.address("service"))
+        self.service.addresses = [gateway.address for gateway in self.gateways]
         self.url = self.service.url
 
     def host(self, name: str) -> Member:
         """One more session host, of which the gateways have to be told."""
         return self._member(
-            name, "-m", "loom_gateway.session_hosts", "--listen", "127.0.0.1:PORT",
+            name, "-m", "loom_gateway.session_hosts", "--listen", f"{self.address(name)}:PORT",
             "--state-dir", str(self.folder / name), *self._of_hosts, LOOM_CACHE=str(self.folder / f"cache-{name}"),
         )  # fmt: skip
 
     def gateway(self, name: str, key: str | None = None) -> Member:
         """One more gateway, perhaps with another key."""
         return self._member(
-            name, "-m", "loom_gateway", "--port", "PORT", "--token", TOKEN, "--gateways-listen", "127.0.0.1:0",
+            name, "-m", "loom_gateway", "--host", self.address(name), "--port", "PORT", "--token", TOKEN,
+            "--gateways-listen", f"{self.address(name)}:0",
             "--state-dir", str(self.folder / name), *self._of_gateways, "--host-key", key or self.key,
         )  # fmt: skip
 
@@ -183,15 +210,25 @@ class HostedCluster:
         return str(path)
 
     def _member(self, name: str, *command: str, **variables: str) -> Member:
-        return Member(self.folder, name, *command, **self.variables, **variables)
+        before = () if self.network is None else ("ip", "netns", "exec", self.network.name(name))
+        return Member(self.folder, name, *command, before=before, **self.variables, **variables)
+
+    def address(self, name: str) -> str:
+        """The IP address of the host of a process."""
+        return "127.0.0.1" if self.network is None else Hosts.address(name)
+
+    def on(self, name: str) -> AbstractContextManager[None]:
+        """Run this thread, and the threads that it starts meanwhile, on a host of the network, if there is one."""
+        return nullcontext() if self.network is None else self.network.on(name)
 
     @property
     def members(self) -> list[Member]:
-        return [*self.gateways, *self.hosts, self.weaver]
+        return [*self.gateways, *self.hosts, self.weaver, *self._workers]
 
     def connect(self, session: str | None = None, gateway: Member | None = None, **options: Any) -> loom.Job:
         url = self.url if gateway is None else f"ws://{gateway.address}"
-        return loom.connect(url, TOKEN, session, **options)
+        # Nobody else is on a network of namespaces.
+        return loom.connect(url, TOKEN, session, insecure=self.network is not None, **options)
 
     def rest(self, path: str, gateway: Member | None = None, method: str = "GET", body: Any = None) -> Any:
         url = self.url.replace("ws://", "http://") if gateway is None else f"http://{gateway.address}"
@@ -201,7 +238,7 @@ class HostedCluster:
         if body is not None:
             request.add_header("Content-Type", "application/json")
             data = json.dumps(body).encode()
-        with urllib.request.urlopen(request, data, timeout=BOUND) as response:
+        with self.on("service"), urllib.request.urlopen(request, data, timeout=BOUND) as response:
             return json.load(response)
 
     def member_of(self, session: str) -> Member | None:

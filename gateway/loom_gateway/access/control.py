@@ -248,7 +248,7 @@ class AccessControl(SessionAccess):
     async def check_hello(self, principal: Principal, hello: Hello) -> UserSession | None:
         """Return the session that a hello asks for, if its client may have it; None if it asks for a new one.
 
-        Raises: as `find_session`.
+        Raises: as `find_session` and `SessionDirectory.look_up`.
         """
         if hello.mode not in MODES or (hello.mode != "drive" and hello.session is None):
             raise ProtocolMismatch(
@@ -256,6 +256,7 @@ class AccessControl(SessionAccess):
             )
         scope, what = scope_of(hello), f"to {hello.mode} a session"
         if hello.session is not None:
+            await self._manager.look_up(hello.session)
             session = self.find_session(principal, hello.session, scope, what)
         else:
             session = None

@@ -61,6 +61,7 @@ class SessionHost:
         """True if no gateway is to open a session here."""
         self._methods: dict[str, Method] = {
             "create": self._create,
+            "find": self._find,
             "end": self._end,
             "share": self._share,
             "drive": self._drive,
@@ -120,6 +121,10 @@ class SessionHost:
         session = self._manager.opened_by(user, opening) or await self._manager.create(owner, user, opening)
         asyncio.get_running_loop().call_later(UNOPENED, self._drivers.left, session, True)
         return description_of(session)
+
+    async def _find(self, about: Mapping[str, Any]) -> object:
+        found = self._manager.find(field_of(about, "session", str))
+        return description_of(found) if isinstance(found, UserSession) else None
 
     async def _end(self, about: Mapping[str, Any]) -> None:
         await self._manager.end(self._session(about), field_of(about, "reason", str))

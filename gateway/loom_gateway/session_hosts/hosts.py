@@ -34,6 +34,7 @@ from loom_gateway.workers.sources import WorkerHosts
 logger = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 120.0  # seconds that it has to open a session: it waits for workers
+FIND_TIMEOUT = 5.0  # seconds that it has to say whether it has a session
 END_TIMEOUT = 60.0  # seconds that it has to end one
 FIRST_NEWS = 5.0  # seconds that a new gateway waits for its hosts
 
@@ -287,6 +288,25 @@ class SessionHosts:
             why = "; ".join(f"{one.address}: {one.why}" for one in silent)
             raise SessionHostUnreachable(f"session {name!r} may be on a session host that does not answer: {why}")
         return known
+
+    async def look_up(self, name: str) -> None:
+        """Ask all hosts for a session that none has told of: what one tells may be on its way, and the line cut.
+
+        Raises:
+            SessionHostUnreachable: a host does not answer, which may have it.
+        """
+        if self.find(name) is None:
+            asked = [self._has(host, name) for host in self._hosts.heard()]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            failed = [one for one in found if isinstance(one, BaseException)]
+            if failed and True not in found:
+                raise failed[0]
+
+    async def _has(self, host: HostConnection, name: str) -> bool:
+        description = await host.ask("find", FIND_TIMEOUT, session=name)
+        if description is not None:
+            host.learn(description)
+        return description is not None
 
     def get(self, name: str) -> UserSession:
         found = self.find(name)

@@ -72,6 +72,9 @@ class SessionDirectory(Protocol):
     def find(self, name: str) -> UserSession | EndedSession | None:
         """Return a session, one that lives before one that has ended. `AccessControl` decides on access."""
 
+    async def look_up(self, name: str) -> None:
+        """Learn of a session that another gateway may have opened a moment ago, so that it can be found."""
+
     def get(self, name: str) -> UserSession:
         """Return a living session, or raise why there is none."""
 

@@ -50,7 +50,11 @@ STARTED_IN_TIME = 60.0
 GRACE = 10.0
 """Seconds that the gateway and a worker may take to start, and to end."""
 
-_HOSTS = {"gateway": 2, "worker0": 11, "worker1": 12, "worker2": 13, "laptop": 100}
+_HOSTS = {
+    **{"gateway": 2, "worker0": 11, "worker1": 12, "worker2": 13, "laptop": 100},
+    **{"service": 20, "gateway0": 21, "gateway1": 22, "weaver": 30, "host0": 31, "host1": 32},
+    **{"laptop0": 101, "laptop1": 102, "laptop2": 103},
+}
 """The hosts, and the last number of their addresses."""
 
 _numbers = itertools.count()
@@ -98,11 +102,14 @@ class Hosts:
         delay: seconds from the laptop to the others, and as many back.
         workers: how many hosts for workers, at most three.
         apart: seconds from each worker to the others, and as many back.
+        others: further hosts, of those that have an address.
     """
 
-    def __init__(self, delay: float = 0.0, workers: int = 2, apart: float = 0.0) -> None:
+    def __init__(
+        self, delay: float = 0.0, workers: int = 2, apart: float = 0.0, others: Sequence[str] = ()
+    ) -> None:
         self.workers = WORKERS[:workers]
-        self._hosts = ("gateway", *self.workers, "laptop")
+        self._hosts = ("gateway", *self.workers, "laptop", *others)
         self._prefix = f"loom-{os.getpid()}-{next(_numbers)}"
         self._delays = {"laptop": delay, **(dict.fromkeys(self.workers, apart) if apart else {})}
         self._lines: list[_Line] = []
@@ -173,19 +180,33 @@ class Hosts:
                 if how == "reset"
                 else ("meta l4proto tcp",) * 2
             )
-        rules = (
-            "add table inet cut\n"
-            "add chain inet cut in { type filter hook input priority 0; }\n"
-            "add chain inet cut out { type filter hook output priority 0; }\n"
-            f"add rule inet cut in ip saddr {self.address(host)} {kinds[0]} {verdict}\n"
-            f"add rule inet cut out ip daddr {self.address(host)} {kinds[1]} {verdict}\n"
-        )
-        inside = ("ip", "netns", "exec", self.name(other), "nft")
-        run(*inside, "-f", "-", given=rules)
+        with self._ruled(
+            other,
+            input=f"ip saddr {self.address(host)} {kinds[0]} {verdict}",
+            output=f"ip daddr {self.address(host)} {kinds[1]} {verdict}",
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def one_way(self, host: str, other: str) -> Iterator[None]:
+        """Lose meanwhile what another host sends to a host, and nothing of what the host sends."""
+        with self._ruled(host, input=f"ip saddr {self.address(other)} drop"):
+            yield
+
+    @contextlib.contextmanager
+    def _ruled(self, host: str, **rules: str) -> Iterator[None]:
+        """Have a host follow nftables' rules meanwhile, one for each hook, beside those that it has."""
+        table = f"inet cut{next(_numbers)}"
+        text = f"add table {table}\n"
+        for hook, rule in rules.items():
+            text += f"add chain {table} {hook} {{ type filter hook {hook} priority 0; }}\n"
+            text += f"add rule {table} {hook} {rule}\n"
+        inside = ("ip", "netns", "exec", self.name(host), "nft")
+        run(*inside, "-f", "-", given=text)
         try:
             yield
         finally:
-            run(*inside, "delete", "table", "inet", "cut")
+            run(*inside, "delete", "table", *table.split())
 
     def reset(self, host: str, ours: tuple[str, int], theirs: tuple[str, int]) -> bool:
         """Reset one TCP connection of a host, at both ends. Return whether it was there."""
@@ -197,18 +218,10 @@ class Hosts:
         """Lose every packet to and from a host meanwhile, without a word to its senders."""
         others = [other for other in self._hosts if other != host]
         dropped = {host: 'iifname != "lo"', **dict.fromkeys(others, f"ip saddr {self.address(host)}")}
-        for where, packets in dropped.items():
-            rules = (
-                "add table inet silence\n"
-                "add chain inet silence in { type filter hook input priority 0; }\n"
-                f"add rule inet silence in {packets} drop\n"
-            )
-            run("ip", "netns", "exec", self.name(where), "nft", "-f", "-", given=rules)
-        try:
+        with contextlib.ExitStack() as silenced:
+            for where, packets in dropped.items():
+                silenced.enter_context(self._ruled(where, input=f"{packets} drop"))
             yield
-        finally:
-            for where in dropped:
-                run("ip", "netns", "exec", self.name(where), "nft", "delete", "table", "inet", "silence")
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:

@@ -68,6 +68,9 @@ class SilentDriver:
     def find(self, name: str) -> Any:
         return self.session
 
+    async def look_up(self, name: str) -> None:
+        """It has one session only."""
+
     def get(self, name: str) -> Any:
         return self.session
 

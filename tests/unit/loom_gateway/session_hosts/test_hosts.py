@@ -76,6 +76,12 @@ async def told(sessions: SessionHosts, *names: str) -> None:
         await asyncio.sleep(0.01)
 
 
+async def all_heard(sessions: SessionHosts) -> None:
+    """Wait until a gateway has heard of all hosts."""
+    while not sessions.workers or sessions.workers_missing:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 async def started() -> Host:
     host = Host()
     await host.server.start(host.listener)
@@ -234,3 +240,34 @@ async def test_a_refusal_of_a_host_is_raised_as_it_was_and_a_kill_is_passed_on()
             await driving
         sessions.get("a").driver.signal(signal.SIGKILL)
         assert (await asyncio.wait_for(host.asked.get(), BOUND))[1:] == ["kill", {"session": "a"}]
+
+
+async def test_a_session_that_no_host_has_told_of_yet_is_asked_for() -> None:
+    hosts = [await started(), await started()]
+    async with served(*hosts) as sessions:
+        lines = [await asyncio.wait_for(host.lines.get(), BOUND) for host in hosts]
+        for line in lines:
+            line.send({"news": {"names": [], "host": ABOUT}})
+        await asyncio.wait_for(all_heard(sessions), BOUND)
+        looking = asyncio.ensure_future(sessions.look_up("a"))
+        for host, line, found in zip(hosts, lines, (None, described("a")), strict=True):
+            number, method, about = await asyncio.wait_for(host.asked.get(), BOUND)
+            assert (method, about) == ("find", {"session": "a"})
+            line.send({"answer": number, "value": found})
+        await asyncio.wait_for(looking, BOUND)
+
+        assert sessions.get("a").name == "a"
+
+
+async def test_a_session_may_be_on_a_host_that_does_not_say_whether_it_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loom_gateway.session_hosts.hosts.FIND_TIMEOUT", 0.1)
+    host = await started()
+    async with served(host) as sessions:
+        line = await asyncio.wait_for(host.lines.get(), BOUND)
+        line.send({"news": {"names": [], "host": ABOUT}})
+        await asyncio.wait_for(all_heard(sessions), BOUND)
+
+        with pytest.raises(SessionHostUnreachable, match=r"has not answered to find in 0\.1 s"):
+            await sessions.look_up("a")
