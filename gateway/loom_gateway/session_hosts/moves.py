@@ -188,6 +188,7 @@ class Moves:
         manager.may_go_on = self._await_right
         self._lease = LeaseFile(manager.lease, 0o644 if manager.folder.separate else 0o600)
         self._until = 0.0  # when the lease is over
+        self._extending = asyncio.Lock()
         self._warned: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self.methods = {"hold": self._hear, "copy": self._take_copy}
@@ -242,8 +243,9 @@ class Moves:
         )
         confirmed = {peer.name for peer, one in zip(others, told, strict=True) if isinstance(one, list)}
         if isinstance(weaver, list) or self._partners.are_all_in(confirmed):
-            self._until = began + LEASE
-            await asyncio.to_thread(self._lease.extend, self._until)
+            async with self._extending:
+                self._until = max(self._until, began + LEASE)
+                await asyncio.to_thread(self._lease.extend, self._until)
         self._warn(
             "the weaver does not confirm that this host has its sessions",
             None if isinstance(weaver, list) else weaver,

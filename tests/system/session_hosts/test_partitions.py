@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import loom
+from loom.errors import GatewayUnreachable, NotAGateway
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, await_true
 from tests.support.history import Added, contradiction, overlap
@@ -111,6 +112,14 @@ class Client(threading.Thread):
     def work(self) -> None:
         raise NotImplementedError
 
+    def come(self, session: str | None = None, mode: str = "drive") -> loom.Job:
+        """Connect, again while neither gateway can be reached: who connects is told so at once."""
+        while True:
+            try:
+                return self.hosted.connect(session, mode=mode, timeout=4 * BOUND)
+            except (GatewayUnreachable, NotAGateway):
+                time.sleep(0.1)
+
     def count(self, counter: Any, batches: int) -> None:
         """Make so many batches of calls, each of a few at once."""
         for _ in range(batches):
@@ -158,7 +167,7 @@ class Calling(Client):
 
     def work(self) -> None:
         while not self.over.is_set():
-            with self.hosted.connect(self._driving.session, mode="call", timeout=4 * BOUND) as job:
+            with self.come(self._driving.session, "call") as job:
                 self.count(job.meshes["counter"], self.chance.randint(1, 30))
 
 
@@ -169,7 +178,7 @@ class Opening(Client):
 
     def work(self) -> None:
         while not self.over.wait(1.0):
-            with self.hosted.connect(timeout=4 * BOUND) as job:
+            with self.come() as job:
                 assert job.run(lambda: 5) == 5
             self.opened += 1
 

@@ -264,3 +264,10 @@ def test_a_lease_that_nobody_has_is_not_over(tmp_path: Path) -> None:
     assert lease.is_over()
     Path(lease.path).write_text("nonsense")
     assert not lease.is_over()
+
+
+async def test_a_lease_is_extended_by_all_who_ask_at_once_and_not_made_shorter(tmp_path: Path) -> None:
+    async with running() as weaver, hosts(tmp_path, weaver, 1) as (only,):
+        for _ in range(20):
+            await asyncio.gather(*(only.moves._await_right(f"session-{one}", 0) for one in range(10)))
+        await until(lambda: only.held_until == only.moves._until)
