@@ -18,7 +18,9 @@ from typing import Any
 
 from loom.errors import ConnectionLost, LoomError, SessionHostUnreachable, UnknownSession
 from loom.process import tasks
-from loom.wire.handshake import Hello
+from loom.wire.frames import decode_frame
+from loom.wire.handshake import Hello, error_from_refusal
+from loom.wire.messages import Kind
 from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.session_hosts.kept_line import ANSWER_TIMEOUT, KeptLine, KeptLines
@@ -405,6 +407,11 @@ class SessionHosts:
         """Do nothing: the lines end with this process."""
 
 
+def _knows_no_session(answer: bytes) -> bool:
+    message = decode_frame(answer).messages[0]
+    return message.kind == Kind.REFUSE and isinstance(error_from_refusal(message), UnknownSession)
+
+
 class HostedLines(DriverLines):
     """Lead from a gateway's clients to drivers on session hosts."""
 
@@ -423,6 +430,9 @@ class HostedLines(DriverLines):
         if line.answer is None and line.error is None:
             line.close()
             raise SessionHostUnreachable(f"the line to the host of session {session.name!r} was cut")
+        if line.answer is not None and _knows_no_session(line.answer):  # which the gateway learns soon, too
+            line.close()
+            raise SessionHostUnreachable(f"session {session.name!r} is not on its host any more")
         return line
 
     async def loss(self, session: UserSession, link: DriverLink) -> LoomError | None:

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from loom.errors import DriverUnavailable, LoomError, UnknownSession, WrongState
+from loom.errors import DriverUnavailable, LoomError, SessionHostUnreachable, UnknownSession, WrongState
 from loom.process import tasks
 from loom.process.child import python
 from loom.process.state_file import write_json
@@ -529,6 +529,7 @@ class SessionManager:
 
         Raises:
             DriverUnavailable: it takes long; the session is still restarting.
+            SessionHostUnreachable: it goes on on another session host.
             SessionLost, UnknownSession: it has ended.
         """
         driver = session.driver
@@ -541,6 +542,8 @@ class SessionManager:
                 f"session {session.name!r} is restarting, as its driver {session.driver.how_it_ended}: "
                 f"{session.why_not_yet or 'another driver starts'}. Attach again later, or end it"
             ) from None
+        if session.moved:
+            raise SessionHostUnreachable(f"session {session.name!r} goes on on another session host")
         if session.is_ending:
             raise session.ended().error()
 

@@ -330,7 +330,7 @@ class UserSession:
 
     def lost(self, driver: DriverProcess) -> LoomError:
         """Return the error for a client of a driver that has ended."""
-        if driver.leaves_functions and self.state is not SessionState.ENDED:
+        if driver.leaves_functions and (self.moved or self.state is not SessionState.ENDED):
             return restarted(self.name, driver.how_it_ended)
         return self.ended().error()
 

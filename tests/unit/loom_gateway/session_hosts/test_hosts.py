@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from loom.errors import LoomError, SessionHostUnreachable, UnknownSession
-from loom.wire.handshake import refusal
+from loom.wire.handshake import Hello, refusal
 from loom.wire.stream import unnumbered_frame
-from loom_gateway.session_hosts.hosts import SessionHosts
+from loom_gateway.session_hosts.hosts import HostedLines, SessionHosts
 from loom_gateway.session_hosts.line import Line, LineServer, Request
 from loom_gateway.sessions.ended_sessions import EndedSession, SessionEnd
 from loom_gateway.sessions.logs import LogQuery
@@ -271,3 +271,17 @@ async def test_a_session_may_be_on_a_host_that_does_not_say_whether_it_has_it(
 
         with pytest.raises(SessionHostUnreachable, match=r"has not answered to find in 0\.1 s"):
             await sessions.look_up("a")
+
+
+async def test_a_host_that_has_a_session_no_more_is_as_good_as_silent_to_its_clients() -> None:
+    host = await started()
+    async with served(host) as sessions:
+        line = await asyncio.wait_for(host.lines.get(), BOUND)
+        line.send({"news": {"sessions": [described("a")], "names": ["a"], "host": ABOUT}})
+        await asyncio.wait_for(told(sessions, "a"), BOUND)
+        greeting = asyncio.ensure_future(HostedLines(sessions).greet(sessions.get("a"), Hello(), b"", None))
+        attached = await asyncio.wait_for(host.lines.get(), BOUND)
+        attached.refuse(UnknownSession("no session named 'a'"))
+
+        with pytest.raises(SessionHostUnreachable, match="'a' is not on its host any more"):
+            await asyncio.wait_for(greeting, BOUND)

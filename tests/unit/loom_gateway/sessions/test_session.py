@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loom.errors import SessionLost, UnknownSession
+from loom.errors import SessionHostUnreachable, SessionLost, SessionRestarted, UnknownSession
 from loom_gateway.relay.links import DriverLink
 from loom_gateway.sessions.driver_process import DriverProcess
+from loom_gateway.sessions.manager import SessionManager
 from loom_gateway.sessions.session import SessionState, Traffic, UserSession
 from loom_gateway.sessions.state_dir import DriverFiles, DriverRecord, LastWords
 
@@ -108,3 +109,18 @@ async def test_a_session_whose_driver_died_is_lost(session: UserSession) -> None
     with pytest.raises(SessionLost, match="'session-1' is lost: its driver was killed by SIGKILL") as lost:
         raise session.ended().error()
     assert lost.value.exit_code == -9
+
+
+async def test_a_session_that_has_moved_to_another_host_is_not_lost(session: UserSession) -> None:
+    session.driver.leaves_functions = True
+    session.move_to(SessionState.RESTARTING)
+    manager = SessionManager(["tcp://127.0.0.1:1"])
+    waiting = asyncio.ensure_future(manager.settled(session))
+    await asyncio.sleep(0)
+    session.moved = True
+    session.move_to(SessionState.ENDED)
+
+    with pytest.raises(SessionHostUnreachable, match="goes on on another session host"):
+        await waiting
+    assert isinstance(session.lost(session.driver), SessionRestarted)
+    await manager.close()
