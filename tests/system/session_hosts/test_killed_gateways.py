@@ -1,4 +1,4 @@
-"""A gateway is killed all the time under sessions that call, stream and run: nothing fails, is lost or doubled.
+"""A gateway is killed all the time under sessions that call, stream, run and train: nothing fails or is lost.
 
 Two gateways are killed in turn: LOOM_GATEWAY_KILLS times, by default 6, under LOOM_SESSIONS sessions, by default 6,
 with LOOM_PAUSE seconds between kills, by default 5.
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from loom_proxy.local import LocalCluster
-from tests.support.actors import Counter
-from tests.support.counting_laptop import KINDS
-from tests.support.gateways import BOUND
-from tests.support.session_hosts import HostedCluster
+from tests.support.counting_laptop import KINDS, CountingReplica
+from tests.support.gateways import BOUND, await_true
+from tests.support.needs import skipped_if
+from tests.support.network.namespaces import Hosts, missing
+from tests.support.session_hosts import OTHERS, HostedCluster
 
 KILLS = int(os.environ.get("LOOM_GATEWAY_KILLS", "6"))
 
@@ -25,7 +25,9 @@ SESSIONS = int(os.environ.get("LOOM_SESSIONS", "6"))
 
 PAUSE = float(os.environ.get("LOOM_PAUSE", "5"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 4 * KILLS * PAUSE)]
+LAPTOP = "laptop0"
+
+pytestmark = [skipped_if(missing()), pytest.mark.slow, pytest.mark.timeout(300 + 4 * KILLS * PAUSE)]
 
 
 class Session(threading.Thread):
@@ -43,14 +45,21 @@ class Session(threading.Thread):
 
     def run(self) -> None:
         try:
-            with self._hosted.connect() as job:
+            with self._hosted.on(LAPTOP), self._hosted.connect(timeout=BOUND) as job:
                 procs = job.hosts.slice(hosts=0).spawn_procs(per_host={"gpus": 1})
-                counts = self._count(job, procs.spawn("counter", Counter, 0))
+                counts = self._count(job, procs.spawn("counter", CountingReplica))
                 while not self.over.wait(0.05):
                     began = time.monotonic()
                     self.answers.append(next(counts))
                     self.longest = max(self.longest, time.monotonic() - began)
                     self.begun.set()
+                replicas = job.weaver.replicas  # whose last report may be on its way
+                name = f"@{job.session}"
+                await_true(
+                    lambda: (
+                        [one.step for id, one in replicas().items() if id.endswith(name)] == [len(self.answers) - 1]
+                    )
+                )
         except BaseException as error:  # noqa: BLE001 - the test raises it
             self.error = error
         finally:
@@ -61,8 +70,11 @@ class Session(threading.Thread):
     "nothing lost",
     "A gateway of several that is killed fails, loses and doubles no call of a session on a session host",
 )
-def test_no_call_fails_is_lost_or_doubled(cluster: LocalCluster) -> None:
-    with HostedCluster(cluster.workers) as hosted:
+def test_no_call_fails_is_lost_or_doubled() -> None:
+    with (
+        Hosts(workers=2, others=(*OTHERS, LAPTOP)) as network,
+        HostedCluster((), network=network) as hosted,
+    ):
         sessions = [Session(hosted, list(KINDS.values())[number % len(KINDS)]) for number in range(SESSIONS)]
         for session in sessions:
             session.start()
@@ -74,7 +86,7 @@ def test_no_call_fails_is_lost_or_doubled(cluster: LocalCluster) -> None:
             gateway = hosted.gateways[kill % 2]
             gateway.end()
             began = time.monotonic()
-            with hosted.connect() as job:
+            with hosted.on(LAPTOP), hosted.connect() as job:
                 assert job.run(lambda: 5) == 5
             opened.append(time.monotonic() - began)
             gateway.start()
