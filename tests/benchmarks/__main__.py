@@ -31,6 +31,7 @@ from tests.benchmarks import (
     recovery,
     report,
     run,
+    scale,
     siege,
     spans,
     tensors,
@@ -380,6 +381,22 @@ def measure_weaver(
     """Reports and replicas that the weaver can take, and how soon a command is applied and a death noticed."""
     plan = weaver.WeaverPlan(rounds, seconds, replicas=tuple(replicas or weaver.WeaverPlan.replicas))
     _report(lambda say: weaver.measure(plan, _command(), say), as_json, check, write)
+
+
+@app.command("scale")
+def measure_scale(
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions of stand-ins for drivers.")] = (
+        scale.ScalePlan.sessions
+    ),
+    replicas: Annotated[int, typer.Option(min=1, help="Simulated replicas at 1 Hz.")] = scale.ScalePlan.replicas,
+    laptops: Annotated[int, typer.Option(min=1, help="Laptops that come and go.")] = scale.ScalePlan.laptops,
+    gateways: Annotated[int, typer.Option(min=1, help="Gateways.")] = scale.ScalePlan.gateways,
+    as_json: Json = False,
+    write: Write = None,
+) -> None:
+    """What sessions, replicas and laptops cost each process of a large cluster, and what ten times as many need."""
+    plan = scale.ScalePlan(sessions, replicas, laptops, gateways)
+    _report(lambda say: scale.measure(plan, _command(), say), as_json, False, write)
 
 
 @app.command("engines")

@@ -176,6 +176,10 @@ class Crowd:
         self._all_connected()
         return sum(member.stored for member in self._members)
 
+    def sent(self) -> int:
+        """Return how many bytes the weaver has been sent so far."""
+        return sum(member.sent for member in self._members)
+
     async def _take_turns(self, every: float, say: Any) -> None:
         """Have each say something once in so many seconds."""
         due, place, before = 0.0, 0, time.monotonic()
@@ -205,6 +209,7 @@ class _Member(asyncio.Protocol):
     def __init__(self, number: int, group: int | None, name: str | None = None) -> None:
         self.seq = 0
         self.stored = 0
+        self.sent = 0  # bytes
         self.lost = False
         self._began = now = time.monotonic()
         self._beat_at = self._account_at = self._device_at = now
@@ -312,7 +317,9 @@ class _Member(asyncio.Protocol):
 
     def _send(self, *frame: Any) -> None:
         if not self.lost:
-            self._transport.write(pack(frame))
+            packed = pack(frame)
+            self.sent += len(packed)
+            self._transport.write(packed)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
