@@ -141,6 +141,7 @@ class HostedCluster:
 
     Args:
         network: gives each process a host of its own by its name, of those in `OTHERS`; and with it the workers.
+        before_hosts: begins the commands of session hosts.
     """
 
     def __init__(
@@ -153,10 +154,13 @@ class HostedCluster:
         peers: bool = False,
         variables: Mapping[str, str] | None = None,
         network: Hosts | None = None,
+        before_hosts: Sequence[str] = (),
     ) -> None:
+        self._before_hosts = before_hosts
         self.variables = dict(variables or {})
         """In the environment of the processes that are made from now on."""
         self.folder = Path(tempfile.mkdtemp(prefix="loom-test-"))
+        self.folder.chmod(0o711)  # for drivers with user ids of their own
         self.key = self.secret("key")
         self.network = network
         self._workers: list[Member] = []
@@ -191,7 +195,8 @@ class HostedCluster:
         """One more session host, of which the gateways have to be told."""
         return self._member(
             name, "-m", "loom_gateway.session_hosts", "--listen", f"{self.address(name)}:PORT",
-            "--state-dir", str(self.folder / name), *self._of_hosts, LOOM_CACHE=str(self.folder / f"cache-{name}"),
+            "--state-dir", str(self.folder / name), *self._of_hosts, before=self._before_hosts,
+            LOOM_CACHE=str(self.folder / f"cache-{name}"),
         )  # fmt: skip
 
     def gateway(self, name: str, key: str | None = None) -> Member:
@@ -209,8 +214,9 @@ class HostedCluster:
         path.write_text(secrets.token_hex(32))
         return str(path)
 
-    def _member(self, name: str, *command: str, **variables: str) -> Member:
-        before = () if self.network is None else ("ip", "netns", "exec", self.network.name(name))
+    def _member(self, name: str, *command: str, before: Sequence[str] = (), **variables: str) -> Member:
+        if self.network is not None:
+            before = ("ip", "netns", "exec", self.network.name(name), *before)
         return Member(self.folder, name, *command, before=before, **self.variables, **variables)
 
     def address(self, name: str) -> str:

@@ -64,7 +64,7 @@ async def _serve(files: DriverFiles, lifetime: Lifetime, options: argparse.Names
             options.max_in_flight,
             options.worker_patience,
             StoredResults(os.path.dirname(files.base), options.keep_results),
-            RestartFile(files.restart),
+            RestartFile(files.restart, 0o600 if options.gateway_uid == os.geteuid() else 0o640),
         )
         keep_apart(f"{os.path.dirname(files.base)}/", weaver.descriptors)
         return session

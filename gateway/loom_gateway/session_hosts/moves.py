@@ -279,7 +279,7 @@ class Moves:
             await asyncio.gather(*(self._leave_copies(peer, movable) for peer in self._others()))
 
     async def _leave_copies(self, peer: Peer, movable: Mapping[str, UserSession]) -> None:
-        about = f"the session host {peer.address} does not take copies of sessions"
+        about = f"the session host {peer.address} has no copies of sessions"
         peer.copied = {name: version for name, version in peer.copied.items() if name in movable}
         for name, session in movable.items():
             try:

@@ -78,6 +78,7 @@ def pass_on(earlier: DriverFiles, to: DriverProcess) -> None:
         file.flush()
         os.fsync(descriptor)
         if to.record.uid is not None:
+            os.fchmod(descriptor, 0o640)  # its group is the gateway's, as the folder's
             os.fchown(descriptor, to.record.uid, -1)
 
 

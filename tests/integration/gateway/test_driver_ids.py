@@ -348,5 +348,5 @@ def test_a_function_goes_on_under_another_user_id_and_nobody_else_reads_what_was
             assert list(again.runs()) == ["waits"]
             assert not left.exists()
     uids = [int(line) for line in starts.read_text().splitlines()]
-    assert (kept.st_uid, kept.st_mode & 0o777) == (uids[0], 0o600)
+    assert (kept.st_uid, kept.st_gid, kept.st_mode & 0o777) == (uids[0], os.getegid(), 0o640)
     assert len({*uids, os.geteuid()}) == 3

@@ -17,6 +17,7 @@ import loom
 from loom_proxy.local import LocalCluster
 from tests.support.actors import Counter
 from tests.support.gateways import BOUND, await_true
+from tests.support.other_users import as_root, reachable_python
 from tests.support.session_hosts import HostedCluster, Member
 from tests.system.train.test_recovery import assert_exact
 from tests.system.train.test_restarts import await_step
@@ -233,3 +234,31 @@ def test_a_host_that_is_started_again_soon_goes_on_with_its_sessions(hosted: Hos
     assert run.result(BOUND)[0] == 7
     assert hosted.host_of(job.session) is host
     job.close()
+
+
+@as_root
+def test_a_session_whose_driver_has_a_user_id_of_its_own_goes_on_under_one_of_the_other_host(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    low = 1_000_000 + 16 * os.getpid()
+    with (
+        reachable_python() as before,
+        HostedCluster(
+            cluster.workers, host_options=["--driver-uids", f"{low}-{low + 3}"], peers=True, before_hosts=before
+        ) as hosted,
+    ):
+        folder = hosted.folder / "counts"
+        folder.mkdir()
+        folder.chmod(0o777)
+        (folder / "steps").touch()
+        (folder / "steps").chmod(0o666)
+        job, run, host, other = begin(hosted, folder)
+
+        kill_whole(host)
+
+        with pytest.raises(loom.SessionRestarted):
+            run.result(BOUND)
+        (folder / "go").touch()
+        assert run.result(BOUND)[0] == 7
+        assert hosted.host_of(job.session) is other
+        job.close()

@@ -32,10 +32,12 @@ class RestartFile:
 
     Args:
         path: of the file, in which an earlier driver's messages may be already.
+        mode: of the file, which a session host reads while the driver lives.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, mode: int = 0o600) -> None:
         self._path = Path(path)
+        self._mode = mode
         self._messages: dict[tuple[int, int], bytes] = {}
         """The encoded messages, by kind and id, in the order in which they came."""
         self._functions: set[tuple[int, int]] = set()  # those of them for which a driver is started
@@ -100,6 +102,6 @@ class RestartFile:
 
     def _write(self) -> None:
         if self._functions:
-            replace_file(self._path, b"".join(self._messages.values()))
+            replace_file(self._path, b"".join(self._messages.values()), self._mode)
         else:
             self._path.unlink(missing_ok=True)
