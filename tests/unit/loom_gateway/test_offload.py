@@ -32,14 +32,14 @@ def other() -> Iterator[Offload]:
 async def test_work_is_done_in_another_process_and_comes_to_the_same(
     other: Offload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = metrics.page(None, ROWS, 3, None, [("limit_reached", 1)], 7)
+    here = metrics.page(None, ROWS, 3, None, [("limit_reached", 1)], 7, [("ann", 2)])
 
     def not_here(*_: object) -> bytes:
         raise AssertionError("it is done in this process")
 
     monkeypatch.setattr(metrics, "page", not_here)
 
-    there = await other.do(Work.METRICS, None, ROWS, 3, None, [("limit_reached", 1)], 7)
+    there = await other.do(Work.METRICS, None, ROWS, 3, None, [("limit_reached", 1)], 7, [("ann", 2)])
 
     assert other._process is not None
     assert psutil.Process(other._process.pid).parent() == psutil.Process()
