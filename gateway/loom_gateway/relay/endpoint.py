@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from starlette.types import Receive, Scope, Send
 
-from loom.errors import GatewayDraining, LoomError, ProtocolMismatch
+from loom.errors import ConnectionLost, GatewayDraining, LoomError, ProtocolMismatch
 from loom.wire.bodies import Notice
 from loom.wire.frames import decode_frame, pack_texts
 from loom.wire.handshake import Hello, Welcome, check_protocol, refusal
@@ -264,7 +264,8 @@ async def _first_frame(receive: Receive) -> bytes | None:
     try:
         event = await asyncio.wait_for(receive(), HELLO_TIMEOUT)
     except asyncio.TimeoutError:
-        raise ProtocolMismatch(f"the client did not say hello within {HELLO_TIMEOUT:g} s") from None
+        # Its network may have been away: another attempt is worth it.
+        raise ConnectionLost(f"the client's hello has not come within {HELLO_TIMEOUT:g} s") from None
     if event["type"] == "websocket.disconnect":
         return None
     frame: bytes | None = event.get("bytes")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from loom.errors import ConnectionLost
 from loom.token_file import Token
 from loom.wire.frames import decode_frame
 from loom.wire.handshake import Hello
@@ -19,6 +20,7 @@ from loom.wire.stream import unnumbered_frame
 from loom_gateway.access.control import AccessControl
 from loom_gateway.access.sessions import Principal
 from loom_gateway.access.token_authority import TokenAuthority
+from loom_gateway.relay import endpoint
 from loom_gateway.relay.driver_lines import DriverLines
 from loom_gateway.relay.endpoint import Relay
 from loom_gateway.relay.links import DriverLink
@@ -208,3 +210,11 @@ def test_what_comes_for_a_driver_that_is_gone_is_dropped(tmp_path: Path) -> None
         assert loop.run_until_complete(write_late()) == (1, b"\x00\x00\x00\x03abc")
     finally:
         loop.close()
+
+
+async def test_a_hello_that_does_not_come_in_time_may_come_on_another_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "HELLO_TIMEOUT", 0.01)
+    with pytest.raises(ConnectionLost, match="has not come within"):
+        await endpoint._first_frame(asyncio.Event().wait)  # type: ignore[arg-type]
