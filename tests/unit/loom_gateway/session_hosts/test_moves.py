@@ -18,6 +18,7 @@ from loom.errors import LimitReached, ProtocolMismatch, WeaverUnavailable, Wrong
 from loom.weaver.server import session_leases
 from loom_gateway.session_hosts import moves as module
 from loom_gateway.session_hosts.host import SessionHost
+from loom_gateway.session_hosts.line import Line
 from loom_gateway.session_hosts.moves import Copies, Moves
 from loom_gateway.sessions.ended_sessions import EndedSession
 from loom_gateway.sessions.lease_file import LeaseFile, now
@@ -109,6 +110,11 @@ class Host:
         return LeaseFile(self.sessions.lease)
 
     @property
+    def lines(self) -> list[Line]:
+        opened = [peer._line for peer in self.moves._peers.all() if peer._line is not None]
+        return [*self.host.server._lines, *opened]
+
+    @property
     def held_until(self) -> float:
         return float(Path(self.sessions.lease).read_text())
 
@@ -127,9 +133,13 @@ async def hosts(folder: Path, weaver: Running, count: int = 2) -> AsyncIterator[
     try:
         yield made
     finally:
+        lines = [line for host in made for line in host.lines]
         for host in made:
             host.end()
         await asyncio.gather(*(task for host in made for task in host.moves._tasks), return_exceptions=True)
+        for line in lines:  # a graceful end of TLS takes turns that the loop of the test has not
+            line.abort()
+        await asyncio.wait_for(asyncio.gather(*(line.closed for line in lines)), BOUND)
 
 
 async def is_away(*_: Any, **__: Any) -> Any:
