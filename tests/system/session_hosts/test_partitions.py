@@ -289,11 +289,13 @@ def test_each_call_is_carried_out_once_however_hosts_are_cut_off() -> None:
             f"{[round(wait, 1) for wait in waits[-3:]]} s; opened {opening.opened} sessions; drivers of the "
             f"functions with restarts: {starts}"
         )
-        assert [(client.name, client.error) for client in (*driving, *others) if client.error is not None] == []
         for one, calls in histories.items():
             assert contradiction(calls, one.value) == "", one.name
-            assert {call.client for call in calls} == {one.name, *(each.name for each in calling[one])}
         for one in restarting:
             assert overlap(one.steps()) == ""
+        assert [(client.name, client.error) for client in (*driving, *others) if client.error is not None] == []
+        for one, calls in histories.items():
+            assert {call.client for call in calls} == {one.name, *(each.name for each in calling[one])}
+        for one in restarting:
             assert one.steps()[-1][1] == str(one.ended_by)
         assert opening.opened
